@@ -97,25 +97,24 @@ impl Nic {
         Ok(())
     }
 
-    /// Raises one [`Event::SrqLimit`] when fewer than `limit` receives are left; 0 disarms.
-    pub fn arm_srq(&mut self, srq: SrqId, limit: u32) -> Result<(), NicError> {
-        let srq = self.srq(srq)?;
-        check_limit("receives under which to tell", limit.into(), srq.queue.capacity().into())?;
-        srq.limit = limit;
-        Ok(())
-    }
-
-    /// Changes the number of receives that may be posted, to no less than the limit and the receives that wait.
-    pub fn resize_srq(&mut self, srq: SrqId, capacity: u32) -> Result<(), NicError> {
+    /// Changes how many receives may be posted, to no less than the receives that wait and the limit, and the limit: one
+    /// [`Event::SrqLimit`] is raised when fewer are left; 0 disarms. Both or, if one of them cannot be, neither.
+    pub fn modify_srq(&mut self, srq: SrqId, capacity: Option<u32>, limit: Option<u32>) -> Result<(), NicError> {
         let limits = self.limits();
-        check_limit("receive work requests", capacity.into(), limits.qp_wr.into())?;
         let srq = self.srq(srq)?;
-        let least = srq.queue.len().max(srq.limit);
-        if capacity < least {
-            let (what, value) = ("the shared receive queue's capacity", capacity.into());
+        let (most, least) = (capacity.unwrap_or(srq.queue.capacity()), limit.unwrap_or(srq.limit).max(srq.queue.len()));
+        check_limit("receive work requests", most.into(), limits.qp_wr.into())?;
+        if let Some(limit) = limit {
+            check_limit("receives under which to tell", limit.into(), most.into())?;
+        }
+        if most < least {
+            let (what, value) = ("the shared receive queue's capacity", most.into());
             return Err(NicError::Attribute { what, value, allowed: "it holds what is posted, and its limit" });
         }
-        srq.queue.resize(capacity);
+        if capacity.is_some() {
+            srq.queue.resize(most);
+        }
+        srq.limit = limit.unwrap_or(srq.limit);
         Ok(())
     }
 

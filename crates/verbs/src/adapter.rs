@@ -3,8 +3,8 @@
 //! [`Settings`] says what it is like.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
 
 use parking_lot::lock_api::RawMutex as _;
 use remora_memory::{Access, DeregisterError, Pd, Region, RegisterError, Registry, Translation};
@@ -39,6 +39,8 @@ pub struct Adapter {
     pcap: Option<PcapFile>,
     /// Whether to say at the end what it did, and the process that says so even if that is nothing.
     summary: Option<u32>,
+    /// Whether the connection manager's events are taken.
+    pub prepared: Once,
 }
 
 /// Numbers of the links.
@@ -131,6 +133,7 @@ impl Adapter {
             links,
             pcap,
             summary: settings.summary,
+            prepared: Once::new(),
         })
     }
 

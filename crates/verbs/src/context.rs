@@ -27,12 +27,35 @@ pub struct Context {
     /// What programs take for the descriptor of the kernel's device: it can be duplicated, and says nothing.
     command: EventQueue<()>,
     handles: AtomicU32,
+    /// Its protection domains and completion queues, and one while it is open: what a program leaves behind when it closes a
+    /// device goes on to look here, and the engine with it.
+    users: AtomicU32,
 }
 
 impl Context {
     /// The context that a program's pointer is into.
     pub fn of(context: *mut ibv_context) -> *mut Self {
         context.wrapping_byte_sub(offset_of!(Context, verbs) + offset_of!(verbs_context, context)).cast()
+    }
+
+    /// There is one more object.
+    pub fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An object is gone, or the device is closed. With the last of them goes the context.
+    ///
+    /// # Safety
+    ///
+    /// Nobody uses the context by that object again.
+    pub unsafe fn remove_user(context: *mut ibv_context) {
+        let context = Self::of(context);
+        // SAFETY: as the caller promises; it lives as long as it has users.
+        unsafe {
+            if (*context).users.fetch_sub(1, Ordering::AcqRel) == 1 {
+                drop(Box::from_raw(context));
+            }
+        }
     }
 
     /// A number for an object, unique among those of this context.
@@ -59,16 +82,16 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         Err(code) => return fail(code),
     };
     let verbs = table(device, command.fd(), asynchronous.fd());
-    let context =
-        Box::into_raw(Box::new(Context { verbs, adapter, asynchronous, command, handles: AtomicU32::new(0) }));
+    let (handles, users) = (AtomicU32::new(0), AtomicU32::new(1));
+    let context = Box::into_raw(Box::new(Context { verbs, adapter, asynchronous, command, handles, users }));
     // SAFETY: just made.
     unsafe { &raw mut (*context).verbs.context }
 }
 
-/// `ibv_close_device`.
+/// `ibv_close_device`. What was made with it stays until it is destroyed.
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller passes a context of ours and never uses it again.
-    unsafe { drop(Box::from_raw(Context::of(context))) };
+    unsafe { Context::remove_user(context) };
     0
 }
 
@@ -147,6 +170,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     let context_of = unsafe { &*Context::of(context) };
     let base = ibv_pd { context, handle: context_of.handle() };
     let (adapter, pd) = (context_of.adapter, context_of.adapter.registry.alloc_pd());
+    context_of.add_user();
     let domain = Domain { base, pd, adapter, parent_of: null_mut(), users: AtomicU32::new(0) };
     Box::into_raw(Box::new(domain)).cast()
 }
@@ -167,7 +191,9 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         } else {
             (*domain.parent_of).remove_user();
         }
+        let context = domain.base.context;
         drop(Box::from_raw(pd.cast::<Domain>()));
+        Context::remove_user(context);
     }
     0
 }
@@ -187,6 +213,7 @@ unsafe extern "C" fn alloc_parent_domain(
         // Allocators are for queues in memory of the program's, of which there are none here.
         let parent = Domain::of(attr.pd);
         parent.add_user();
+        (*Context::of(context)).add_user();
         let base = ibv_pd { context, handle: parent.base.handle };
         let domain = Domain {
             base,

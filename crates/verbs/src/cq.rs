@@ -124,6 +124,7 @@ pub unsafe fn create(context: *mut ibv_context, wish: &Wish, fill: impl FnOnce(&
         fill(&mut cq);
         let cq = Box::into_raw(Box::new(cq));
         adapter.targets.add_cq(id, cq);
+        (*Context::of(context)).add_user();
         cq
     }
 }
@@ -182,7 +183,9 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             (&raw const (*cq).async_events_completed, &queue.async_reported),
         ];
         events::wait_acknowledged(&raw mut (*cq).mutex, &raw mut (*cq).cond, &done);
+        let context = (*cq).context;
         drop(Box::from_raw(cq.cast::<Cq>()));
+        Context::remove_user(context);
     }
     0
 }

@@ -52,16 +52,26 @@ impl<T> EventQueue<T> {
         unsafe { libc::eventfd_write(self.fd(), 1) };
     }
 
-    /// Waits for the next event, unless the descriptor does not block; `Err` is an errno.
-    pub fn pop(&self) -> Result<T, c_int> {
+    /// Waits until there may be an event, unless the descriptor does not block; `Err` is an errno.
+    pub fn wait(&self) -> Result<(), c_int> {
+        let mut count = 0u64;
+        // SAFETY: eight bytes of our own.
+        if unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) } == 8 { Ok(()) } else { Err(errno()) }
+    }
+
+    /// Takes the next event, after a [`wait`](Self::wait). None if it was taken back, for its object is gone.
+    pub fn take(&self) -> Option<T> {
+        self.waiting.lock().pop_front()
+    }
+
+    /// Waits for the next event, as [`wait`](Self::wait) does. It is counted before anybody else can look for it in vain: who
+    /// destroys its object either takes it back or finds it counted.
+    pub fn pop(&self, mut count: impl FnMut(&T)) -> Result<T, c_int> {
         loop {
-            let mut count = 0u64;
-            // SAFETY: eight bytes of our own.
-            if unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) } != 8 {
-                return Err(errno());
-            }
-            // None if the event was taken back, for its object is gone.
-            if let Some(event) = self.waiting.lock().pop_front() {
+            self.wait()?;
+            let mut waiting = self.waiting.lock();
+            if let Some(event) = waiting.pop_front() {
+                count(&event);
                 return Ok(event);
             }
         }
@@ -221,6 +231,23 @@ impl Async {
         }
     }
 
+    /// Notes that it was told.
+    ///
+    /// # Safety
+    ///
+    /// The object lives.
+    unsafe fn count(&self) {
+        // SAFETY: as the caller promises.
+        let told = unsafe {
+            match self {
+                Self::Cq(cq, _) => &(*cq.0).async_reported,
+                Self::Qp(qp, _) => &(*qp.0).events_reported,
+                Self::Srq(srq, _) => &(*srq.0).events_reported,
+            }
+        };
+        told.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Whether it is about the object at this address.
     pub fn is_about<T>(&self, object: *const T) -> bool {
         let about: *const c_void = match self {
@@ -236,7 +263,7 @@ impl Async {
 pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     // SAFETY: the caller passes a context of ours and an event to fill in.
     unsafe {
-        let told = match (*Context::of(context)).asynchronous.pop() {
+        let told = match (*Context::of(context)).asynchronous.pop(|told| told.count()) {
             Ok(told) => told,
             Err(code) => {
                 set_errno(code);
@@ -244,18 +271,9 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
             }
         };
         let (element, event_type): (*mut c_void, c_int) = match told {
-            Async::Cq(cq, kind) => {
-                (*cq.0).async_reported.fetch_add(1, Ordering::Relaxed);
-                (cq.0.cast(), kind)
-            }
-            Async::Qp(qp, kind) => {
-                (*qp.0).events_reported.fetch_add(1, Ordering::Relaxed);
-                (qp.0.cast(), kind)
-            }
-            Async::Srq(srq, kind) => {
-                (*srq.0).events_reported.fetch_add(1, Ordering::Relaxed);
-                (srq.0.cast(), kind)
-            }
+            Async::Cq(cq, kind) => (cq.0.cast(), kind),
+            Async::Qp(qp, kind) => (qp.0.cast(), kind),
+            Async::Srq(srq, kind) => (srq.0.cast(), kind),
         };
         *event = ibv_async_event { element, event_type };
     }
@@ -344,9 +362,9 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         if let Some(adapter) = crate::adapter::current() {
             adapter.device.release();
         }
-        match (*channel.cast::<CompletionChannel>()).queue.pop() {
+        let count = |cq: &Object<Cq>| _ = (*cq.0).comp_reported.fetch_add(1, Ordering::Relaxed);
+        match (*channel.cast::<CompletionChannel>()).queue.pop(count) {
             Ok(found) => {
-                (*found.0).comp_reported.fetch_add(1, Ordering::Relaxed);
                 *cq = found.0.cast();
                 *cq_context = (*found.0).ex.base.cq_context;
                 0
@@ -427,20 +445,27 @@ mod tests {
         let queue = EventQueue::new().unwrap();
         (1..4).for_each(|event| queue.push(event));
         assert_eq!(queue.retract(|event| *event != 2), [1, 3]);
-        assert_eq!((queue.pop(), is_readable(&queue)), (Ok(2), false));
+        assert_eq!((queue.pop(|_| ()), is_readable(&queue)), (Ok(2), false));
         assert!(queue.retract(|_| true).is_empty());
     }
 
-    /// One thread takes events while another takes some back: neither waits for what the other has, and none is told twice.
+    /// One thread takes events while another takes some back: neither waits for what the other has, none is told twice, and who
+    /// has looked for one knows whether it was told.
     #[test]
     fn taking_back_waits_for_nobody_who_takes() {
         let queue = EventQueue::new().unwrap();
+        let counted = AtomicU32::new(0);
         let (told, back) = std::thread::scope(|scope| {
-            let taker = scope.spawn(|| std::iter::from_fn(|| queue.pop().ok().filter(|event| *event != 0)).count());
+            let taker = scope.spawn(|| {
+                let count = |event: &u32| _ = counted.fetch_add(u32::from(*event != 0), Ordering::Relaxed);
+                let next = || queue.pop(count).ok().filter(|event| *event != 0);
+                std::iter::from_fn(next).count()
+            });
             let mut back = 0;
             for event in 1..=50_000 {
                 queue.push(event);
                 back += queue.retract(|_| true).len();
+                assert_eq!(counted.load(Ordering::Relaxed) as usize + back, event as usize);
             }
             queue.push(0);
             (taker.join().unwrap(), back)

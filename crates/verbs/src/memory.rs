@@ -170,6 +170,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             Ok(buffer) => buffer,
             Err(code) => return wrong(code),
         };
+        let writes = new_access.is_some_and(|access| access.contains(Access::LOCAL_WRITE));
+        if !translate && writes && !maps::allow(region.addr.addr(), region.length, true) {
+            return wrong(libc::EFAULT);
+        }
         let memory = buffer.as_ref().map(|buffer| Translation { buffer, offset: 0, len: length, va: None });
         let new_pd = has(IBV_REREG_MR_CHANGE_PD).then_some(domain.pd);
         if let Err(error) = domain.adapter.reregister(region.lkey, new_pd, memory, new_access) {

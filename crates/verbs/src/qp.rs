@@ -104,7 +104,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>)
         (cap.max_send_sge, cap.max_recv_sge) = (cap.max_send_sge.max(1), cap.max_recv_sge.max(1));
         // As in rdma_rxe and others: where the elements of a send stand there is room for as much data. Programs rely
         // on it.
-        cap.max_inline_data = cap.max_inline_data.max(16 * cap.max_send_sge);
+        cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(16));
         if srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }

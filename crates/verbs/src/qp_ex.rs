@@ -77,22 +77,34 @@ impl Building {
         (self.filled, self.error) = (0, 0);
     }
 
-    fn push(&mut self, wr_id: u64, flags: c_uint, op: Result<SendOp, c_int>) {
-        match op {
-            Ok(_) if self.items.len() == self.max_items => self.error = libc::ENOMEM,
-            Ok(op) => self.items.push(Item { wr_id, flags, op, source: Source::List(0, 0), dest: None }),
-            Err(code) => self.error = code,
+    /// The first thing that is wrong is what is told; what follows is not looked at.
+    fn fail(&mut self, code: c_int) {
+        if self.error == 0 {
+            self.error = code;
         }
     }
 
+    fn push(&mut self, wr_id: u64, flags: c_uint, op: Result<SendOp, c_int>) {
+        match op {
+            Ok(_) if self.items.len() == self.max_items => self.fail(libc::ENOMEM),
+            Ok(op) => self.items.push(Item { wr_id, flags, op, source: Source::List(0, 0), dest: None }),
+            Err(code) => self.fail(code),
+        }
+    }
+
+    /// The work request that was begun last, if nothing was wrong yet.
+    fn last(&mut self) -> Option<&mut Item> {
+        if self.error == 0 { self.items.last_mut() } else { None }
+    }
+
     fn list(&mut self, list: impl ExactSizeIterator<Item = Sge>) {
-        let (at, count) = (self.sges.len(), list.len());
-        match self.items.last_mut() {
-            Some(item) if count <= self.max_sge.min(MAX_SGE) => {
-                self.sges.extend(list);
+        let (at, count, most) = (self.sges.len(), list.len(), self.max_sge.min(MAX_SGE));
+        match self.last() {
+            Some(item) if count <= most => {
                 item.source = Source::List(at, count);
+                self.sges.extend(list);
             }
-            _ => self.error = libc::EINVAL,
+            _ => self.fail(libc::EINVAL),
         }
     }
 
@@ -114,12 +126,13 @@ impl Building {
         let at = self.filled;
         let end = (at + self.max_inline).min(self.inline.len());
         // SAFETY: as the caller promises; the storage belongs to the queue pair, which this thread has locked.
-        match (unsafe { gather(&mut self.inline[at..end], pieces) }, self.items.last_mut()) {
-            (Ok(bytes), Some(item)) => {
-                self.filled += bytes.len();
-                item.source = Source::Inline(at, bytes.len());
+        let gathered = unsafe { gather(&mut self.inline[at..end], pieces) }.map(|bytes| bytes.len());
+        match (gathered, self.last()) {
+            (Ok(len), Some(item)) => {
+                item.source = Source::Inline(at, len);
+                self.filled += len;
             }
-            _ => self.error = libc::EINVAL,
+            _ => self.fail(libc::EINVAL),
         }
     }
 }
@@ -261,16 +274,16 @@ unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, _rkey: u32, _va: u64, _
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _number: u32) {
     // SAFETY: as above.
-    unsafe { building(qp).error = libc::EOPNOTSUPP };
+    unsafe { building(qp).fail(libc::EOPNOTSUPP) };
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
     // SAFETY: as above; the address handle is ours.
     unsafe {
         let storage = building(qp);
-        match (dest_of(&wr_ud { ah, remote_qpn, remote_qkey }), storage.items.last_mut()) {
+        match (dest_of(&wr_ud { ah, remote_qpn, remote_qkey }), storage.last()) {
             (Ok(dest), Some(item)) => item.dest = Some(dest),
-            _ => storage.error = libc::EINVAL,
+            _ => storage.fail(libc::EINVAL),
         }
     }
 }

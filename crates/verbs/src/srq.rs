@@ -96,15 +96,9 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
             return refuse(libc::EINVAL);
         }
         let Some(mut guard) = queue.adapter.lock() else { return refuse(libc::ENODEV) };
-        let nic = guard.nic();
-        let mut result = Ok(());
-        if mask & IBV_SRQ_MAX_WR != 0 {
-            result = nic.resize_srq(queue.id, attr.max_wr);
-        }
-        if mask & IBV_SRQ_LIMIT != 0 {
-            result = result.and_then(|()| nic.arm_srq(queue.id, attr.srq_limit));
-        }
-        match result {
+        let capacity = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+        let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+        match guard.nic().modify_srq(queue.id, capacity, limit) {
             Ok(()) => 0,
             Err(_) => refuse(libc::EINVAL),
         }

@@ -60,14 +60,18 @@ static void memory(void)
     expect("errno of a domain in use", errno, EBUSY);
     CHECK(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
     CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
+          IBV_REREG_MR_ERR_INPUT);
+    expect("errno of a right that memory does not give", errno, EFAULT);
     CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, buffer, 4096, 0), 0);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE), 0);
     CHECK(ibv_dereg_mr(mr), 0);
 }
 
 static void queues(struct ibv_cq *cq)
 {
     struct ibv_srq_init_attr none = { .attr = { 0, 1, 0 } }, some = { .attr = { 8, 1, 0 } };
-    struct ibv_srq_attr over = { .max_wr = 2, .srq_limit = 100 };
+    struct ibv_srq_attr over = { .max_wr = 2, .srq_limit = 100 }, less = { .max_wr = 4, .srq_limit = 2 }, found;
     struct ibv_srq_init_attr_ex xrc = { .comp_mask = IBV_SRQ_INIT_ATTR_TYPE, .srq_type = IBV_SRQT_XRC };
     struct ibv_srq *srq;
 
@@ -82,6 +86,13 @@ static void queues(struct ibv_cq *cq)
     srq = ibv_create_srq(pd, &some);
     CHECK(ibv_modify_srq(srq, &over, IBV_SRQ_LIMIT), EINVAL);
     CHECK(ibv_modify_srq(srq, &over, 1 << 7), EINVAL);
+    over.max_wr = 16;
+    CHECK(ibv_modify_srq(srq, &over, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), EINVAL);
+    CHECK(ibv_query_srq(srq, &found), 0);
+    expect("what is left as it was", found.max_wr, 8);
+    over.srq_limit = 8;
+    CHECK(ibv_modify_srq(srq, &over, IBV_SRQ_LIMIT), 0);
+    CHECK(ibv_modify_srq(srq, &less, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT), 0);
     CHECK(ibv_destroy_srq(srq), 0);
     CHECK(OBJECT(make_qp(cq, IBV_QPT_RAW_PACKET, 8)), EOPNOTSUPP);
     CHECK(OBJECT(make_qp(cq, IBV_QPT_XRC_SEND, 8)), EOPNOTSUPP);
@@ -237,6 +248,67 @@ static void channels(void)
     expect("an asynchronous event where there is none", ibv_get_async_event(context, &event), -1);
 }
 
+/* Work requests that are built one by one are posted all or none, and the first thing that is wrong is told. */
+static void batches(struct ibv_cq *cq)
+{
+    struct ibv_qp_init_attr_ex init = {
+        .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 2, 2, 64 }, .pd = pd,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD };
+    struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+    struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+    struct ibv_wc wc;
+    char bytes[64] = { 0 };
+
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
+    attr.qp_state = IBV_QPS_ERR;
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE), 0);
+    ex->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_start(ex);
+    ibv_wr_send(ex);
+    ibv_wr_set_inline_data(ex, bytes, 8);
+    ibv_wr_atomic_fetch_add(ex, 0, 0, 1);
+    ibv_wr_set_sge(ex, 0, 0, 4);
+    CHECK(ibv_wr_complete(ex), EINVAL);
+    ibv_wr_start(ex);
+    for (int n = 0; n < 9; n++) {
+        ibv_wr_send(ex);
+        ibv_wr_set_inline_data(ex, bytes, 64);
+    }
+    CHECK(ibv_wr_complete(ex), ENOMEM);
+    ibv_wr_start(ex);
+    ibv_wr_send_tso(ex, bytes, 8, 8);
+    ibv_wr_set_sge(ex, 0, 0, 0);
+    CHECK(ibv_wr_complete(ex), EOPNOTSUPP);
+    expect("completions of what was refused", ibv_poll_cq(cq, 1, &wc), 0);
+    ibv_wr_start(ex);
+    ibv_wr_send(ex);
+    ibv_wr_set_inline_data(ex, bytes, 64);
+    CHECK(ibv_wr_complete(ex), 0);
+    expect("completions of what was posted", ibv_poll_cq(cq, 1, &wc), 1);
+    expect("how it ended", wc.status, IBV_WC_WR_FLUSH_ERR);
+    CHECK(ibv_destroy_qp(qp), 0);
+}
+
+/* What a program leaves behind when it closes a device is its own to destroy, now or never. */
+static void closed(struct ibv_device *device)
+{
+    static char buffer[4096];
+    struct ibv_context *other = ibv_open_device(device);
+    struct ibv_pd *domain = ibv_alloc_pd(other);
+    struct ibv_mr *mr = ibv_reg_mr(domain, buffer, 4096, IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_cq *cq = ibv_create_cq(other, 8, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 8, 8, 2, 2, 64 } };
+    struct ibv_qp *qp = ibv_create_qp(domain, &init);
+
+    CHECK(ibv_close_device(other), 0);
+    CHECK(ibv_destroy_qp(qp), 0);
+    CHECK(ibv_destroy_cq(cq), 0);
+    CHECK(ibv_dereg_mr(mr), 0);
+    CHECK(ibv_dealloc_pd(domain), 0);
+}
+
 /* What libibverbs has had since rdma-core 56, which this header may not know. */
 static void newer(void)
 {
@@ -306,6 +378,8 @@ int main(void)
     addresses(cq);
     channels();
     newer();
+    batches(cq);
+    closed(list[0]);
     forked(cq);
     CHECK(ibv_destroy_cq(cq), 0);
     CHECK(ibv_dealloc_pd(pd), 0);

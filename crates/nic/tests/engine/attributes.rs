@@ -244,10 +244,16 @@ fn queues_change_their_sizes() {
         p.b.nic.post_srq_recv(srq, id, &list)
     };
     assert_eq!([post(&mut p, 0), post(&mut p, 1), post(&mut p, 2)], [Ok(()), Ok(()), Err(NicError::Full)]);
-    assert!(p.b.nic.resize_srq(srq, 1).is_err(), "two are posted");
-    p.b.nic.resize_srq(srq, 4).expect("larger");
-    assert!(p.b.nic.arm_srq(srq, 5).is_err());
-    p.b.nic.arm_srq(srq, 2).expect("within");
+    assert!(p.b.nic.modify_srq(srq, Some(1), None).is_err(), "two are posted");
+    p.b.nic.modify_srq(srq, Some(4), None).expect("larger");
+    assert!(p.b.nic.modify_srq(srq, None, Some(5)).is_err());
+    assert!(
+        p.b.nic.modify_srq(srq, Some(8), Some(9)).is_err() && p.b.nic.srq_attr(srq).unwrap().capacity == 4,
+        "neither"
+    );
+    p.b.nic.modify_srq(srq, None, Some(4)).expect("within");
+    p.b.nic.modify_srq(srq, Some(3), Some(2)).expect("both at once");
+    p.b.nic.modify_srq(srq, Some(4), None).expect("larger again");
     let told = p.b.nic.srq_attr(srq).expect("live");
     assert_eq!((told.capacity, told.max_sge, told.limit, told.pd), (4, 1, 2, p.b.pd));
     assert_eq!([post(&mut p, 2), post(&mut p, 3), post(&mut p, 4)], [Ok(()), Ok(()), Err(NicError::Full)]);

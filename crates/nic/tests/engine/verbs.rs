@@ -272,7 +272,7 @@ fn shared_receive_queue_serves_all_and_tells_its_limit() {
         let list = [p.b.sge(id * 64, 64)];
         p.b.nic.post_srq_recv(srq, id as u64, &list).expect("room");
     }
-    p.b.nic.arm_srq(srq, 3).expect("live");
+    p.b.nic.modify_srq(srq, None, Some(3)).expect("live");
     p.b.take_events();
     let mut events = Vec::new();
     for id in 0..4 {

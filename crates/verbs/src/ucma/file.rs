@@ -156,10 +156,13 @@ fn with_host<R>(peer: Option<std::net::IpAddr>, f: impl FnOnce(&mut Ucma, &mut H
     result.ok_or(libc::EIO)
 }
 
-/// Once: takes the connection manager's events, sets its times, and sees to the end of the process.
+/// Once for each adapter, of which a child of the process has its own: takes the connection manager's events and sets its
+/// times. And sees to the end of the process.
 fn prepare(adapter: &'static Adapter) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    static EXIT: Once = Once::new();
+    // SAFETY: the function lives as long as the process.
+    EXIT.call_once(|| _ = unsafe { libc::atexit(at_exit) });
+    adapter.prepared.call_once(|| {
         adapter.targets.on_cm(Box::new(|event| {
             let random = remora_real::entropy().map_or(0, |[a, b, c, ..]| u32::from_be_bytes([0, a, b, c]));
             let mut ucma = UCMA.lock();
@@ -169,8 +172,6 @@ fn prepare(adapter: &'static Adapter) {
         if let Some(mut guard) = adapter.lock() {
             guard.nic().cm().configure(config(adapter));
         }
-        // SAFETY: the function lives as long as the process.
-        unsafe { libc::atexit(at_exit) };
     });
 }
 
@@ -295,9 +296,15 @@ fn take_event(fd: RawFd) -> Result<Vec<u8>, i32> {
     if let Some(adapter) = adapter::current() {
         adapter.device.release();
     }
-    let told = channel.pop()?;
-    UCMA.lock().state.took(told.id);
-    Ok(told.bytes.to_vec())
+    loop {
+        channel.wait()?;
+        // Whoever destroys its identifier finds it taken, or takes it back.
+        let mut ucma = UCMA.lock();
+        if let Some(told) = channel.take() {
+            ucma.state.took(told.id);
+            return Ok(told.bytes.to_vec());
+        }
+    }
 }
 
 /// Moves an identifier and its waiting events to a channel.
