@@ -252,7 +252,8 @@ pub struct NodeArgs {
     /// among them
     #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u16>(1..=256))]
     pub engines: u16,
-    /// Cores that engines are kept on, by number, in turn [default: the system's choice]
+    /// Cores that engines are kept on, in turn: by number from 0, of those that this process may use [default: the
+    /// system's choice]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub cores: Vec<usize>,
     /// The largest path MTU to agree on: 256, 512, 1024, 2048 or 4096 [default: what the link carries]
@@ -265,7 +266,7 @@ pub struct NodeArgs {
     #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<u32>(1..=65_536))]
     pub connections: u32,
     /// Keep kernels that clients want kept in this directory, and deploy them at the next start
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = crate::output::directory())]
     pub kernels: Option<PathBuf>,
     /// Who may deploy kernels: host (clients on this host), any, addresses (ADDR,ADDR,...) or token:FILE (who has the
     /// same file, of 16 random bytes or more)

@@ -30,7 +30,8 @@ Examples:
   remora bench minos --skew 0.9 --clients 16 --csv o.csv   another skew, another number of clients
   remora bench minos --peers none --seconds 2            only Remora, longer
   remora bench minos --link udp --unsealed               in the clear: sealing costs the difference
-  remora bench minos --at remora-cluster                 a cluster that `remora cluster` has started";
+  remora bench minos --at remora-cluster --overwrite     a cluster that `remora cluster` has started, whose
+                                                         records may be lost";
 
 /// Options of `remora bench minos`.
 #[derive(Debug, clap::Args)]
@@ -43,9 +44,13 @@ pub struct BenchMinos {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "host,nic",
         value_parser = remora_cluster::placement)]
     pub deployments: Vec<Placement>,
-    /// Measure the cluster that runs in this directory, instead of starting some
+    /// Measure the cluster that runs in this directory, instead of starting some; with --overwrite, as records are loaded into
+    /// it, from key 0 on
     #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link"])]
     pub at: Option<PathBuf>,
+    /// What the cluster of --at holds may be lost
+    #[arg(long, requires = "at")]
+    pub overwrite: bool,
     /// How nodes and clients reach each other
     #[arg(long, value_name = "LINK", default_value = "shm", value_parser = link())]
     pub link: LinkKind,
@@ -174,6 +179,14 @@ impl BenchMinos {
 
 /// Measures and prints.
 pub fn run(args: &BenchMinos) -> Result<(), Failure> {
+    if let (Some(dir), false) = (&args.at, args.overwrite) {
+        let why = format!(
+            "--at {}: records are loaded into that cluster, in place of those that it holds from key 0 on; say --overwrite \
+             too if they may be lost",
+            dir.display()
+        );
+        return Err(Failure::Usage(why));
+    }
     measure("remora-bench-minos/1", &args.bench(), &args.json, args.csv.as_deref())
 }
 

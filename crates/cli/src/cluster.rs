@@ -245,17 +245,20 @@ pub fn scratch() -> Result<tempfile::TempDir, Failure> {
 /// Where the cluster is. Whoever reads may have gone away.
 fn greet(args: &Start, children: &ClusterProcesses) -> Result<(), Failure> {
     let settings = children.settings();
-    // In one line: a program that waits for it reads no further.
-    if args.json.on_stdout() {
+    let started = || {
         let nodes: Vec<Value> = (0..children.len())
             .map(|node| {
                 let address = settings.addresses[node].to_string();
                 json!({"node": node, "address": address, "process": children.process(node)})
             })
             .collect();
-        let started = json!({"format": "remora-cluster/1", "serves": true, "dir": children.dir(), "nodes": nodes});
-        print(&format!("{started}\n"))
+        json!({"format": "remora-cluster/1", "serves": true, "dir": children.dir(), "nodes": nodes})
+    };
+    if args.json.on_stdout() {
+        // In one line: a program that waits for it reads no further.
+        print(&format!("{}\n", started()))
     } else {
+        args.json.write(started)?;
         let mut text = format!(
             "{} nodes, {}, {} deployment, {} log, over {}, {}, in {}\n\nnode  address          process\n",
             children.len(),

@@ -72,6 +72,7 @@ impl TroubleArgs {
                 "persistency": model,
                 "deployment": deployment.to_string(),
                 "interrupted": interrupted,
+                "incomplete": missing,
                 "operations": seen.operations,
                 "acknowledged_writes": seen.answered,
                 "unknown": seen.unknown,

@@ -148,6 +148,10 @@ fn page_can_be_written(args: &args::Compare) -> Result<(), Failure> {
     if args.no_html {
         return Ok(());
     }
+    if args.json.on_stdout() && args.html == Path::new("-") {
+        let why = "figures and page cannot both go to standard output: give --json or --html a file";
+        return Err(Failure::Usage(why.into()));
+    }
     writable(&args.html).map_err(|failure| match failure {
         Failure::Failed(why) => Failure::Failed(format!("{why}; --html FILE names another place, --no-html none")),
         other => other,

@@ -103,6 +103,11 @@ impl From<remora_real::Error> for Failure {
     }
 }
 
+/// The arguments, as far as they are text: for what is said of them.
+fn words() -> Vec<String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
 fn main() -> ExitCode {
     let matches = examples::fitting(Args::command()).try_get_matches();
     let args = match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
@@ -112,14 +117,14 @@ fn main() -> ExitCode {
             return end(output::print_help(&text.ansi().to_string(), &text.to_string()));
         }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let words: Vec<String> = std::env::args().skip(1).collect();
+            let words = words();
             let (command, line) = command_of(&words);
             let next: Vec<&str> = command.get_subcommands().map(|next| next.get_name()).collect();
             let why = format!("a subcommand is missing: {} (see `{line} --help`)", next.join(", "));
             return end(Err(Failure::Usage(why)));
         }
         Err(error) => {
-            let words: Vec<String> = std::env::args().skip(1).collect();
+            let words = words();
             return end(Err(Failure::Usage(usage_line(&error.render().to_string(), &help_for(&words)))));
         }
     };

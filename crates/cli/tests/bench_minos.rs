@@ -59,12 +59,13 @@ fn peers_are_measured_or_named_as_missing() {
 #[test]
 fn what_makes_no_sense_is_refused_in_a_line() {
     let directory = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], i32, &str); 6] = [
+    let cases: [(&[&str], i32, &str); 7] = [
         (&["--skew", "1"], 2, "between 0 and 1"),
         (&["--clients", "0"], 2, "--clients"),
         (&["--workloads", "g"], 2, "--workloads"),
         (&["--peers", "oracle"], 2, "--peers"),
-        (&["--at", "."], 2, "no cluster"),
+        (&["--at", "."], 2, "say --overwrite too"),
+        (&["--at", ".", "--overwrite"], 2, "no cluster"),
         (&["--directory", "nowhere"], 1, "nowhere"),
     ];
     for (args, status, what) in cases {

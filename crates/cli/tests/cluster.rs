@@ -47,6 +47,23 @@ impl Running {
     }
 }
 
+#[test]
+fn where_a_cluster_is_can_be_written_to_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let args = ["cluster", "--dir", "kv", "--json", "where.json"];
+    let mut child = command(directory.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.as_mut().expect("piped")).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.starts_with("It serves.")));
+    let written = std::fs::read_to_string(directory.path().join("where.json")).unwrap();
+    let running = Running(child);
+    let found: Value = serde_json::from_str(&written).unwrap();
+    assert_eq!(
+        (found["format"].as_str(), found["nodes"].as_array().map(Vec::len)),
+        (Some("remora-cluster/1"), Some(3))
+    );
+    running.stop();
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();

@@ -304,6 +304,15 @@ fn mistakes_are_told_in_one_line() {
     }
     fails(path, &["compare", "--operations", "get-trace"], 2, &["get-trace needs --trace"]);
     fails(path, &["check", "membership", "--nodes", "1"], 2, &["from 2 to 5"]);
+    fails(path, &["node", "--listen", "127.0.0.1", "--cores", "4096"], 2, &["--cores 4096", "numbered from 0"]);
+    fails(path, &["node", "--listen", "127.0.0.1", "--kernels", "empty"], 2, &["--kernels", "it is no directory"]);
+    fails(path, &["compare", "--json", "--html", "-"], 2, &["cannot both go to standard output"]);
+    let odd: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"\xff\xfe");
+    for args in [&[odd][..], &["where".as_ref(), "get".as_ref(), "--on".as_ref(), odd]] {
+        let output = command(path, &[]).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
+    }
     assert!(!path.join("remora-report.html").exists(), "nothing is left behind");
     let nobody = own_address();
     let args = ["compare", "--node", &nobody, "--records", "10", "--links", "udp", "--no-html"];

@@ -34,7 +34,7 @@ pub use node::sequences;
 pub use node::{Node, NodeConfig, NodeEvent, NodeFigures};
 pub use rack::{RackConfig, RackDaemon, RackFigures};
 pub use rings::{RingConfig, RingMemory, RingPort};
-pub use sys::{Sleeper, on_core, pin, prepare_to_wait, process_cpu_ns};
+pub use sys::{Sleeper, cores, on_core, pin, prepare_to_wait, process_cpu_ns};
 pub use trunk::{Trunk, TrunkConfig, TrunkSleeper};
 
 /// So many bytes of zeroed memory of this process, page by page, which peers on this host may be [lent](remora_memory::Loans).

@@ -52,6 +52,11 @@ pub fn prepare_to_wait() {
     let _ = parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
 }
 
+/// Cores that the calling thread may use.
+pub fn cores() -> usize {
+    sched_getaffinity(None).map_or(1, |allowed| allowed.count() as usize)
+}
+
 /// Pins the calling thread to the `n`th core that it may use, if there are two; after the last one comes the first.
 pub fn pin(n: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };

@@ -191,7 +191,7 @@ pub fn decide_until(
     let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
     let simulated = close.iter().take_while(|_| !stop()).filter_map(|&place| {
         let path = path_of(platform, operation, place, (options.link, options.engines))?;
-        Some(simulate::run(place, &path, operation.load, options.simulated, options.seed))
+        simulate::run(place, &path, operation.load, options.simulated, options.seed)
     });
     let simulated = simulated.collect();
     // A placement that the world cannot run is one that it says nothing of.

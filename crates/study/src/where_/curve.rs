@@ -51,14 +51,14 @@ pub fn curves(platform: &Platform, operation: &Operation, ranking: &[Candidate],
         let loads = loads.filter(|per_s| *per_s < SERVED * candidate.saturation_per_s);
         let point = |per_s| {
             let count = options.simulated.max(1);
-            let run = simulate::run(candidate.place, &path, Load::Open(per_s), count, options.seed);
-            LoadPoint { per_s, p50_ns: run.p50_ns, p99_ns: run.p99_ns }
+            let run = simulate::run(candidate.place, &path, Load::Open(per_s), count, options.seed)?;
+            Some(LoadPoint { per_s, p50_ns: run.p50_ns, p99_ns: run.p99_ns })
         };
         Some(Curve {
             place: candidate.place,
             saturates: candidate.binding,
             at_per_s: candidate.saturation_per_s,
-            points: loads.map(point).collect(),
+            points: loads.filter_map(point).collect(),
         })
     };
     ranking.iter().filter_map(curve).collect()

@@ -256,8 +256,10 @@ struct FileAccess {
     dependent: Option<bool>,
 }
 
-/// The most accesses of one operation: more would be a job, not an operation.
-const MOST_ACCESSES: f64 = 1e6;
+/// The most accesses of one operation: as many as a call of a kernel may make ([`remora_kernel::Limits`]).
+const MOST_ACCESSES: f64 = 4096.0;
+/// The most bytes of an access, a request or a reply: a message of RoCE has no more.
+const MOST_BYTES: f64 = (1u64 << 31) as f64;
 /// The most operations under way.
 const MOST_CONCURRENCY: u32 = 1 << 16;
 /// The most clients, the most threads of each, and the most queue pairs of a NIC.
@@ -303,6 +305,12 @@ impl Operation {
         let accesses: Result<Vec<_>, _> = parsed.access.iter().map(|access| reader.access(access)).collect();
         let accesses = accesses?;
         let state = reader.value(&parsed.state, Dimension::Size)?;
+        let larger = |access: &&Spanned<FileAccess>| {
+            quantity(access.get_ref().size.get_ref()).is_some_and(|(_, bytes)| bytes > state)
+        };
+        if let Some(access) = parsed.access.iter().find(larger) {
+            return Err(reader.at(&access.get_ref().size, "an access is larger than the state that it is to"));
+        }
         let item = reader.optional(&parsed.item, Dimension::Size)?;
         let item = item.unwrap_or_else(|| accesses.iter().map(|access| access.bytes).fold(64.0, f64::max));
         let skew = parsed.skew.as_ref().map_or(0.0, |skew| *skew.get_ref());
@@ -317,8 +325,8 @@ impl Operation {
             clients: reader.clients(&parsed)?,
             title: parsed.title,
             accesses,
-            request: reader.value(&parsed.request, Dimension::Size)?,
-            reply: reader.value(&parsed.reply, Dimension::Size)?,
+            request: reader.message(&parsed.request, "request")?,
+            reply: reader.message(&parsed.reply, "reply")?,
             uneven: parsed.uneven,
             cycles,
             pipeline_cycles: reader.optional(&parsed.pipeline, Dimension::Cycles)?.unwrap_or(cycles),
@@ -383,6 +391,14 @@ impl Reader<'_> {
         }
     }
 
+    fn message(&self, text: &Spanned<String>, key: &str) -> Result<f64, OperationError> {
+        let bytes = self.value(text, Dimension::Size)?;
+        match bytes <= MOST_BYTES {
+            true => Ok(bytes),
+            false => Err(self.at(text, format!("{key} is at most 2 GiB, the longest message"))),
+        }
+    }
+
     fn optional(&self, text: &Option<Spanned<String>>, wanted: Dimension) -> Result<Option<f64>, OperationError> {
         text.as_ref().map(|text| self.value(text, wanted)).transpose()
     }
@@ -394,8 +410,11 @@ impl Reader<'_> {
             return Err(self
                 .at(count.0, format!("count is from 0 to {MOST_ACCESSES}; it need not be whole: an average is fine")));
         }
+        if !(1.0..=MOST_BYTES).contains(&bytes) {
+            return Err(self.at(size, "size is from 1 B to 2 GiB, the longest message: an access is one READ or WRITE"));
+        }
         let kind = kind.unwrap_or(Kind::Read);
-        Ok(Access { count: count.1, bytes: bytes.max(1.0), kind, dependent: dependent.unwrap_or(true) })
+        Ok(Access { count: count.1, bytes, kind, dependent: dependent.unwrap_or(true) })
     }
 
     fn clients(&self, file: &File) -> Result<Clients, OperationError> {
@@ -459,6 +478,10 @@ mod tests {
             ),
             ("reply = \"64 B\"", "reply = \"64 ns\"", "line 3: \"64 ns\" is not a size"),
             ("skew = 0.99", "skew = 9", "line 5: skew is"),
+            ("size = \"128 B\"", "size = \"3 GiB\"", "line 14: size is from 1 B to 2 GiB"),
+            ("size = \"128 B\"", "size = \"0 B\"", "line 14: size is from 1 B to 2 GiB"),
+            ("size = \"128 B\"", "size = \"2 GiB\"", "line 14: an access is larger than the state"),
+            ("reply = \"64 B\"", "reply = \"999 TB\"", "line 3: reply is at most 2 GiB"),
             ("skew = 0.99", "writes = 2", "line 5: writes is the part"),
             ("skew = 0.99", "screw = 1", "line 5: unknown field `screw`"),
             ("count = 1\nsize = \"128 B\"", "count = -1\nsize = \"128 B\"", "line 13: count is from 0"),

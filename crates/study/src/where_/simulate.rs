@@ -36,11 +36,12 @@ struct Turn {
     visit: u32,
 }
 
-/// Runs `operations` operations, a sixth of them as a warm-up. The same seed gives the same result.
-pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64) -> Simulated {
+/// Runs `operations` operations, a sixth of them as a warm-up. The same seed gives the same result. None if not one of them ends
+/// within as many events as are worth waiting for.
+pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64) -> Option<Simulated> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut servers: Vec<Server> = path.servers.iter().map(|&servers| Server::new(servers.max(1.0) as usize)).collect();
-    let most = MOST_EVENTS / path.visits.len().max(1) as u64;
+    let most = MOST_EVENTS / path.visits.iter().map(held_by).sum::<u64>().max(1);
     let operations = u64::from(operations).min(most.max(200));
     let mut queue: WheelQueue<Turn> = WheelQueue::new();
     let mut arrivals = 0;
@@ -60,6 +61,9 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
     let (mut done, mut events, mut warmed_at, mut now) = (0, 0, Ps::ZERO, Ps::ZERO);
     while let Some((at, turn)) = queue.pop() {
         (now, events) = (at, events + 1);
+        if events > 2 * MOST_EVENTS {
+            break;
+        }
         if let (Load::Open(rate), 0) = (load, turn.visit) {
             arrivals += 1;
             if arrivals < operations + warm {
@@ -74,7 +78,7 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
             } else {
                 times.push((at - turn.since).as_ns());
             }
-            if done >= operations + warm || events > 2 * MOST_EVENTS {
+            if done >= operations + warm {
                 break;
             }
             if matches!(load, Load::Closed(_)) {
@@ -82,14 +86,16 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
             }
             continue;
         };
+        events += held_by(visit) - 1;
         let next = step(visit, at, &mut servers, &mut rng);
         queue.push(next, Turn { visit: turn.visit + 1, ..turn });
     }
     times.sort_unstable_by(f64::total_cmp);
-    let quantile =
-        |q: f64| times.get((times.len() as f64 * q) as usize).or(times.last()).copied().unwrap_or(f64::INFINITY);
+    let last = *times.last()?;
+    let quantile = |q: f64| times.get((times.len() as f64 * q) as usize).copied().unwrap_or(last);
     let span = (now - warmed_at).as_secs().max(1e-12);
-    Simulated { place, p50_ns: quantile(0.5), p99_ns: quantile(0.99), ops_per_s: times.len() as f64 / span, events }
+    let (p50_ns, p99_ns) = (quantile(0.5), quantile(0.99));
+    Some(Simulated { place, p50_ns, p99_ns, ops_per_s: times.len() as f64 / span, events })
 }
 
 /// When the visit that begins at `at` is over.
@@ -120,9 +126,19 @@ fn step(visit: &Visit, at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> 
     goes_on + ps(after)
 }
 
-/// Holds so many servers at once: when the last of them begins and ends.
+/// The most servers that are held one by one.
+const MOST_HELD: f64 = 1024.0;
+
+/// Servers that a visit holds one by one, each of which is as much to do as an event.
+fn held_by(visit: &Visit) -> u64 {
+    visit.servers.clamp(1.0, MOST_HELD) as u64
+}
+
+/// Holds so many servers at once: when the last of them begins and ends. Of very many each stands for several.
 fn held(server: &mut Server, at: Ps, service: Ps, servers: f64) -> (Ps, Ps) {
-    (0..servers.max(1.0) as u64).map(|_| server.serve(at, service)).max().unwrap_or((at, at))
+    let turns = servers.clamp(1.0, MOST_HELD).floor();
+    let each = if servers > MOST_HELD { Ps((service.0 as f64 * servers / turns) as u64) } else { service };
+    (0..turns as u64).map(|_| server.serve(at, each)).max().unwrap_or((at, at))
 }
 
 fn uniform(rng: &mut ChaCha8Rng) -> f64 {

@@ -138,10 +138,10 @@ fn the_simulation_agrees_with_the_screen_where_both_are_exact() {
         let one = operation(4.0, 64.0);
         for candidate in rank(&platform, &one, &WhereOptions::default()) {
             let path = path_of(&platform, &one, candidate.place, (LinkKind::Udp, 1)).unwrap();
-            let alone = simulate::run(candidate.place, &path, Load::Closed(1), 2000, 1);
+            let alone = simulate::run(candidate.place, &path, Load::Closed(1), 2000, 1).unwrap();
             let mean = 1e9 / alone.ops_per_s;
             assert!((mean / candidate.alone_ns - 1.0).abs() < 0.02, "{name}: {alone:?} against {candidate:?}");
-            let full = simulate::run(candidate.place, &path, Load::Closed(512), 6000, 1);
+            let full = simulate::run(candidate.place, &path, Load::Closed(512), 6000, 1).unwrap();
             let part = full.ops_per_s / candidate.saturation_per_s;
             assert!((0.93..1.03).contains(&part), "{name}, saturated: {full:?} against {candidate:?}");
         }
