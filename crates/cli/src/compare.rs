@@ -237,6 +237,12 @@ fn measure(
     let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
     let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));
     let store = store?;
+    let fixed = store.operations().into_iter().filter(|&operation| plan.auto && !auto::may_choose(operation));
+    let fixed: Vec<&str> = fixed.map(|operation| operation.name()).collect();
+    if !fixed.is_empty() {
+        let why = "at the client those are other calls than on the node";
+        args.json.print(&format!("auto chooses no place for {}: {why}\n\n", fixed.join(", ")))?;
+    }
     if let Some(name) = &args.prior {
         let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
         let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
@@ -316,7 +322,7 @@ fn plan(args: &args::Compare) -> Plan {
 /// The command line, to run it again.
 pub fn command() -> String {
     let quote = |arg: String| if arg.contains([' ', '\t', '\'', '"', '$']) { format!("{arg:?}") } else { arg };
-    std::iter::once("remora".into()).chain(std::env::args().skip(1).map(quote)).collect::<Vec<_>>().join(" ")
+    std::iter::once("remora".into()).chain(crate::words().into_iter().map(quote)).collect::<Vec<_>>().join(" ")
 }
 
 fn publish(args: &args::Compare, report: &Report) -> Result<(), Failure> {

@@ -84,8 +84,9 @@ pub enum LedgerError {
     Empty,
     /// The client's share is used up.
     #[error(
-        "{len} bytes asked for; this client has {has}, {left} are left to all, and nobody may have more than are left: \
-         ask for less, or start the node with a larger --memory"
+        "{len} bytes asked for beside {has} that this client has: of {left} that are left to all, one client may have {most} more, so \
+         that it never has more than is left to others; ask for less, or start the node with a larger --memory",
+        most = left.saturating_sub(*has) / 2
     )]
     TooMuch {
         /// Bytes asked for.
