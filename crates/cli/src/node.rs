@@ -26,8 +26,10 @@ pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
     // Signals from here on wait for the node to be up, and then end it in order.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::Failed(format!("handling signals: {e}")))?;
     let capture = Capture::open(args.pcap.as_deref())?;
-    let (memory, cores) = (memory(args)?, remora_real::cores());
-    if let Some(core) = args.cores.iter().find(|core| **core >= cores) {
+    let memory = memory(args)?;
+    if let Some(cores) = remora_real::cores()
+        && let Some(core) = args.cores.iter().find(|core| **core >= cores)
+    {
         let why = format!("--cores {core}: this process may use {cores}, which are numbered from 0");
         return Err(Failure::Usage(why));
     }

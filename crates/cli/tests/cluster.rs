@@ -51,11 +51,11 @@ impl Running {
 fn where_a_cluster_is_can_be_written_to_a_file() {
     let directory = tempfile::tempdir().unwrap();
     let args = ["cluster", "--dir", "kv", "--json", "where.json"];
-    let mut child = command(directory.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.as_mut().expect("piped")).lines();
+    let child = command(directory.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut running = Running(child);
+    let lines = BufReader::new(running.0.stdout.as_mut().expect("piped")).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.starts_with("It serves.")));
     let written = std::fs::read_to_string(directory.path().join("where.json")).unwrap();
-    let running = Running(child);
     let found: Value = serde_json::from_str(&written).unwrap();
     assert_eq!(
         (found["format"].as_str(), found["nodes"].as_array().map(Vec::len)),

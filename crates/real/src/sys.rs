@@ -52,9 +52,9 @@ pub fn prepare_to_wait() {
     let _ = parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
 }
 
-/// Cores that the calling thread may use.
-pub fn cores() -> usize {
-    sched_getaffinity(None).map_or(1, |allowed| allowed.count() as usize)
+/// Cores that the calling thread may use; none if the system does not say.
+pub fn cores() -> Option<usize> {
+    sched_getaffinity(None).ok().map(|allowed| allowed.count() as usize)
 }
 
 /// Pins the calling thread to the `n`th core that it may use, if there are two; after the last one comes the first.

@@ -84,8 +84,8 @@ pub enum LedgerError {
     Empty,
     /// The client's share is used up.
     #[error(
-        "{len} bytes asked for beside {has} that this client has: of {left} that are left to all, one client may have {most} more, so \
-         that it never has more than is left to others; ask for less, or start the node with a larger --memory",
+        "{len} bytes asked for beside {has} that this client has: of {left} that are left to all, it may have a little less than {most} \
+         more, as nobody is to have more than is left to others; ask for less, or start the node with a larger --memory",
         most = left.saturating_sub(*has) / 2
     )]
     TooMuch {

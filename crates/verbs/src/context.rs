@@ -160,7 +160,7 @@ impl Domain {
     }
 
     pub fn remove_user(&self) {
-        self.users.fetch_sub(1, Ordering::Relaxed);
+        self.users.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller passes a domain of ours and never uses it again if this succeeds.
     unsafe {
         let domain = Domain::of(pd);
-        if domain.users.load(Ordering::Relaxed) > 0 {
+        if domain.users.load(Ordering::Acquire) > 0 {
             return refuse(libc::EBUSY);
         }
         if domain.parent_of.is_null() {

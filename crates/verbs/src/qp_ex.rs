@@ -77,7 +77,7 @@ impl Building {
         (self.filled, self.error) = (0, 0);
     }
 
-    /// The first thing that is wrong is what is told; what follows is not looked at.
+    /// The first thing that is wrong is what is told.
     fn fail(&mut self, code: c_int) {
         if self.error == 0 {
             self.error = code;

@@ -256,7 +256,8 @@ struct FileAccess {
     dependent: Option<bool>,
 }
 
-/// The most accesses of one operation: as many as a call of a kernel may make ([`remora_kernel::Limits`]).
+/// The most accesses of one operation: as many as a call of a built-in kernel may make ([`remora_kernel::Limits`]). With more,
+/// each of some thousand answers of the screen would take as long as all of them should.
 const MOST_ACCESSES: f64 = 4096.0;
 /// The most bytes of an access, a request or a reply: a message of RoCE has no more.
 const MOST_BYTES: f64 = (1u64 << 31) as f64;

@@ -22,7 +22,7 @@ pub struct Simulated {
     pub p99_ns: f64,
     /// Operations a second.
     pub ops_per_s: f64,
-    /// Events that it took.
+    /// Events that it took, and servers that were held one by one.
     pub events: u64,
 }
 
@@ -36,8 +36,8 @@ struct Turn {
     visit: u32,
 }
 
-/// Runs `operations` operations, a sixth of them as a warm-up. The same seed gives the same result. None if not one of them ends
-/// within as many events as are worth waiting for.
+/// Runs `operations` operations, a sixth of them as a warm-up. The same seed gives the same result. None if none ends after
+/// the warm-up within as many events as are worth waiting for.
 pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64) -> Option<Simulated> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut servers: Vec<Server> = path.servers.iter().map(|&servers| Server::new(servers.max(1.0) as usize)).collect();

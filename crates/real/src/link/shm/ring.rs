@@ -538,6 +538,7 @@ mod tests {
                     reader.thread().unpark();
                 }
                 if pushed == 0 {
+                    assert!(!reader.is_finished(), "the reader has given up");
                     std::thread::yield_now();
                 }
             }
