@@ -493,10 +493,14 @@ mod tests {
 
     /// Waits for a packet as a device does, with a call to sleep where nothing comes.
     fn sleep_until_waiting(consumer: &mut Consumer) {
-        consumer.set_sleeping(true);
-        barrier::before_sleep();
         let (since, most) = (Instant::now(), Duration::from_secs(20));
-        while !consumer.waiting() {
+        loop {
+            // Anew each time: who took the last wish back may do so late, and wakes it after that.
+            consumer.set_sleeping(true);
+            barrier::before_sleep();
+            if consumer.waiting() {
+                break;
+            }
             std::thread::park_timeout(most);
             assert!(since.elapsed() < most, "nobody woke it");
         }
