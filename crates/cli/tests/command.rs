@@ -160,6 +160,17 @@ fn a_full_standard_output_is_a_failure_and_one_that_nobody_reads_is_none() {
 }
 
 #[test]
+fn compare_says_where_nothing_is_chosen() {
+    let directory = tempfile::tempdir().unwrap();
+    let args = ["compare", "--operations", "sequencer,get-hit", "--placement", "auto", "--no-html"];
+    let said = succeeds(directory.path(), &[&args, &QUICK[..]].concat());
+    assert!(
+        said.contains("auto chooses no place for sequencer:") && !said.contains("for sequencer, get-hit"),
+        "{said}"
+    );
+}
+
+#[test]
 fn compare_takes_the_users_records_and_trace() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();

@@ -63,8 +63,8 @@ pub struct NodeConfig {
     /// How many engines serve, each with links, kernels and two threads of its own, and with the clients that it has been
     /// given: at least one, at most 256. They share memory and modules, and no lock on the way of a packet or a call.
     pub engines: u16,
-    /// Which cores they are kept on, of those that this thread may use, by number from 0: the first engine on the first of
-    /// these, and so on in turn. Empty leaves that to the system.
+    /// Which cores they are kept on, of those that this thread may use, by number from 0, where after the last core comes the
+    /// first ([`pin`](crate::pin)): the first engine on the first of these, and so on in turn. Empty leaves that to the system.
     pub cores: Vec<usize>,
     /// The largest path MTU of a client, in bytes, if it is to be less than the client's link and the node's carry.
     pub mtu: Option<u32>,

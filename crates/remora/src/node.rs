@@ -88,7 +88,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Cores that engines are kept on, of those that this thread may use, by number from 0, in turn.
+    /// Cores that engines are kept on, of those that this thread may use, by number from 0, in turn; after the last core comes
+    /// the first.
     pub fn cores(mut self, cores: impl Into<Vec<usize>>) -> Self {
         self.config.cores = cores.into();
         self

@@ -59,19 +59,18 @@ impl<T> EventQueue<T> {
         if unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) } == 8 { Ok(()) } else { Err(errno()) }
     }
 
-    /// Takes the next event, after a [`wait`](Self::wait). None if it was taken back, for its object is gone.
-    pub fn take(&self) -> Option<T> {
-        self.waiting.lock().pop_front()
+    /// Takes the next event, after a [`wait`](Self::wait); none if it was taken back, for its object is gone. It is counted before
+    /// anybody else can look for it in vain: who destroys its object either takes it back or finds it counted.
+    pub fn take(&self, count: impl FnOnce(&T)) -> Option<T> {
+        let mut waiting = self.waiting.lock();
+        waiting.pop_front().inspect(count)
     }
 
-    /// Waits for the next event, as [`wait`](Self::wait) does. It is counted before anybody else can look for it in vain: who
-    /// destroys its object either takes it back or finds it counted.
+    /// Waits for the next event, and [takes](Self::take) it.
     pub fn pop(&self, mut count: impl FnMut(&T)) -> Result<T, c_int> {
         loop {
             self.wait()?;
-            let mut waiting = self.waiting.lock();
-            if let Some(event) = waiting.pop_front() {
-                count(&event);
+            if let Some(event) = self.take(&mut count) {
                 return Ok(event);
             }
         }

@@ -306,11 +306,8 @@ impl Operation {
         let accesses: Result<Vec<_>, _> = parsed.access.iter().map(|access| reader.access(access)).collect();
         let accesses = accesses?;
         let state = reader.value(&parsed.state, Dimension::Size)?;
-        let larger = |access: &&Spanned<FileAccess>| {
-            quantity(access.get_ref().size.get_ref()).is_some_and(|(_, bytes)| bytes > state)
-        };
-        if let Some(access) = parsed.access.iter().find(larger) {
-            return Err(reader.at(&access.get_ref().size, "an access is larger than the state that it is to"));
+        if let Some((text, _)) = parsed.access.iter().zip(&accesses).find(|(_, access)| access.bytes > state) {
+            return Err(reader.at(&text.get_ref().size, "an access is larger than the state that it is to"));
         }
         let item = reader.optional(&parsed.item, Dimension::Size)?;
         let item = item.unwrap_or_else(|| accesses.iter().map(|access| access.bytes).fold(64.0, f64::max));

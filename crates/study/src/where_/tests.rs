@@ -148,6 +148,21 @@ fn the_simulation_agrees_with_the_screen_where_both_are_exact() {
     }
 }
 
+/// However much an operation moves, and however many servers it holds on its way, its simulation ends.
+#[test]
+fn operations_of_gigabytes_and_of_thousands_of_accesses_end() {
+    let platform = Platform::load("rambda").unwrap();
+    for large in [Operation { state: 1e12, ..operation(1.0, 2e9) }, operation(4096.0, 64.0)] {
+        for candidate in rank(&platform, &large, &WhereOptions { points: 1, ..WhereOptions::default() }) {
+            let path = path_of(&platform, &large, candidate.place, (LinkKind::Udp, 1)).unwrap();
+            let run = simulate::run(candidate.place, &path, Load::Closed(4), 20_000, 1);
+            let run = run.unwrap_or_else(|| panic!("none ended: {candidate:?}"));
+            let part = 4e9 / run.ops_per_s / candidate.alone_ns;
+            assert!((0.5..4.5).contains(&part), "{run:?} against {candidate:?}");
+        }
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_answer() {
     let options = WhereOptions { simulated: 500, points: 16, ..WhereOptions::default() };

@@ -298,10 +298,9 @@ fn take_event(fd: RawFd) -> Result<Vec<u8>, i32> {
     }
     loop {
         channel.wait()?;
-        // Whoever destroys its identifier finds it taken, or takes it back.
+        // Locked in this order, as where events are told.
         let mut ucma = UCMA.lock();
-        if let Some(told) = channel.take() {
-            ucma.state.took(told.id);
+        if let Some(told) = channel.take(|told| ucma.state.took(told.id)) {
             return Ok(told.bytes.to_vec());
         }
     }
