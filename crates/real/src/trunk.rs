@@ -21,17 +21,18 @@ use remora_nic::{
 use remora_rack::{
     Breach, CONTROL, FlowId, FlowPolicy, NicId, NicState, Refusal, Segment, StreamEvent, Streams, StreamsConfig,
 };
-use ring::hmac;
 
 use crate::device::{Device, DeviceGuard, entropy};
 use crate::{Error, LinkKind, Sleeper, map_memory};
 
+use greeting::{End, Greeting};
+use memory::{HEADER, Layout, NOTES, Window, header, sge};
+
+mod greeting;
+mod memory;
+
 /// The port of racks' trunks.
 const PORT: u16 = 7_471;
-/// Bytes before a segment's: which message this is, its length, its stream, and its place in it.
-const HEADER: usize = 24;
-/// Messages that are no segments, under way by one NIC.
-const NOTES: u32 = 16;
 /// Between two calls of a NIC that is not connected, and how long a call may take, nanoseconds.
 const REDIAL: u64 = 50_000_000;
 const DIAL: u64 = 3_000_000_000;
@@ -45,9 +46,6 @@ const SEGMENT: u32 = 1;
 const LIMIT: u32 = 2;
 /// In the number of a work request: it is a limit, not a segment.
 const IS_LIMIT: u64 = 1 << 63;
-
-/// The first bytes that an end says of itself: the protocol and its version.
-const HELLO: [u8; 8] = *b"trunk\0\0\x02";
 
 /// Both ends of a trunk.
 #[derive(Clone)]
@@ -101,46 +99,6 @@ struct Line {
     since: u64,
 }
 
-/// A stream's bytes: what is to be sent, in memory that NICs read, and what has come.
-struct Window {
-    out: Buffer,
-    region: Arc<Region>,
-    into: Box<[u8]>,
-}
-
-impl Window {
-    fn new(registry: &Arc<Registry>, like: &Region, len: usize) -> Result<Self, Error> {
-        let out = map_memory(len)?;
-        let region = registry.register(like.pd(), &out, 0, len, None, Access::empty())?;
-        Ok(Self { out, region, into: vec![0; len].into() })
-    }
-
-    /// The parts of the window where these bytes lie: a place, and how many from there on.
-    fn parts(&self, at: u64, len: usize) -> impl Iterator<Item = (usize, usize)> {
-        let window = self.into.len();
-        let start = (at % window as u64) as usize;
-        let first = len.min(window - start);
-        [(start, first), (0, len - first)].into_iter().filter(|(_, len)| *len > 0)
-    }
-
-    fn put(&self, at: u64, data: &[u8]) {
-        let mut rest = data;
-        for (place, len) in self.parts(at, data.len()) {
-            let written = self.out.write(place, &rest[..len]);
-            debug_assert!(written.is_ok(), "places lie within the window");
-            rest = &rest[len..];
-        }
-    }
-
-    fn get(&self, at: u64, out: &mut [u8]) {
-        let mut done = 0;
-        for (place, len) in self.parts(at, out.len()) {
-            out[done..done + len].copy_from_slice(&self.into[place..place + len]);
-            done += len;
-        }
-    }
-}
-
 /// One end of the streams to another rack.
 pub struct Trunk {
     config: TrunkConfig,
@@ -191,91 +149,6 @@ impl TrunkSleeper {
         if let Some((device, _)) = self.ways.first() {
             device.nudge();
         }
-    }
-}
-
-/// How the memory of a trunk is divided: for each way headers, and buffers for what comes.
-#[derive(Clone, Copy)]
-struct Layout {
-    segment: usize,
-    entries: usize,
-}
-
-impl Layout {
-    fn new(policy: &FlowPolicy) -> Self {
-        Self { segment: policy.segment as usize, entries: policy.entries as usize }
-    }
-
-    fn receives(self) -> usize {
-        self.entries + 2 * NOTES as usize
-    }
-
-    fn way(self, way: usize) -> usize {
-        way * (self.entries * HEADER + self.receives() * (HEADER + self.segment))
-    }
-
-    fn header(self, way: usize, slot: u32) -> usize {
-        self.way(way) + slot as usize * HEADER
-    }
-
-    fn receive(self, way: usize, slot: u64) -> usize {
-        self.way(way) + self.entries * HEADER + slot as usize * (HEADER + self.segment)
-    }
-}
-
-fn header(kind: u32, len: u32, flow: FlowId, place: u64) -> [u8; HEADER] {
-    let mut bytes = [0; HEADER];
-    bytes[..4].copy_from_slice(&kind.to_le_bytes());
-    bytes[4..8].copy_from_slice(&len.to_le_bytes());
-    bytes[8..16].copy_from_slice(&flow.0.to_le_bytes());
-    bytes[16..].copy_from_slice(&place.to_le_bytes());
-    bytes
-}
-
-fn sge(region: &Region, at: usize, len: usize) -> Sge {
-    Sge { va: region.va() + at as u64, len: len as u32, lkey: region.key() }
-}
-
-/// Which end says so, to the other one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Caller,
-    Answerer,
-}
-
-/// What an end says of itself: which life of it this is, and that it knows the secret.
-struct Greeting<'a> {
-    secret: &'a [u8; 32],
-    end: End,
-    /// Addresses, first the caller's.
-    way: (IpAddr, IpAddr),
-    /// What the other one said before.
-    heard: &'a [u8],
-}
-
-impl Greeting<'_> {
-    fn proven(&self, life: [u8; 8]) -> Vec<u8> {
-        let end: &[u8] = if self.end == End::Caller { b"caller" } else { b"answerer" };
-        let way = format!("{} to {}", self.way.0, self.way.1);
-        [&HELLO[..], end, &life, way.as_bytes(), self.heard].concat()
-    }
-
-    fn key(&self) -> hmac::Key {
-        hmac::Key::new(hmac::HMAC_SHA256, self.secret)
-    }
-
-    fn say(&self, life: [u8; 8]) -> Vec<u8> {
-        let proof = hmac::sign(&self.key(), &self.proven(life));
-        [&HELLO[..], &life, proof.as_ref()].concat()
-    }
-
-    /// The life of who says so, if it is what such an end says.
-    fn hear(&self, bytes: &[u8]) -> Option<[u8; 8]> {
-        let (hello, rest) = bytes.split_first_chunk::<8>()?;
-        let (life, rest) = rest.split_first_chunk::<8>()?;
-        let proof = rest.get(..32)?;
-        let proven = hmac::verify(&self.key(), &self.proven(*life), proof).is_ok();
-        (*hello == HELLO && proven).then_some(*life)
     }
 }
 
