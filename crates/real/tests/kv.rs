@@ -175,9 +175,10 @@ fn a_value_of_a_megabyte_goes_by_one_sided_verbs() {
     let (status, block) = client.call(Placement::Nic, op::KV_RESERVE, &reserve).expect("call");
     assert_eq!(status, Status::Ok);
     let block = u64::from_le_bytes(block.try_into().expect("an offset"));
-    client.write(&region, block, &pair(key, &long)).expect("write");
+    let (bytes, sum) = pair(key, &long);
+    client.write(&region, block, &bytes).expect("write");
     let mut put = Vec::new();
-    KvParams { value: remora_kernel::kv::KvValue::Block(block), ..of_key }.encode(&mut put);
+    KvParams { value: remora_kernel::kv::KvValue::Block(block, sum), ..of_key }.encode(&mut put);
     assert_eq!(client.call(Placement::Nic, op::KV_PUT, &put).expect("call").0, Status::Ok);
     let (status, _) = client.call(Placement::Host, op::KV_GET, &reserve).expect("call");
     assert_eq!(status, Status::ReplyTooLong);

@@ -52,7 +52,7 @@ impl KvBlocks {
     /// A call begins. Returns the block that it names, for [`ended`](Self::ended), if somebody has reserved it.
     pub fn began(&mut self, call: &Call) -> Option<KvBlock> {
         let params = KvParams::decode(&call.params, false).ok()?;
-        let KvValue::Block(block) = params.value else { return None };
+        let KvValue::Block(block, _) = params.value else { return None };
         let block = KvBlock(params.store.key, params.store.base, block);
         self.held.get_mut(&block)?.named += 1;
         Some(block)
@@ -81,7 +81,7 @@ impl KvBlocks {
         let Some((params, block)) = params.zip(call.reply.first_chunk()) else { return Status::Ok };
         let block = u64::from_le_bytes(*block);
         let (by, mut release) = (Qpn(call.qpn), Vec::new());
-        KvParams { value: KvValue::Block(block), ..params }.encode(&mut release);
+        KvParams { value: KvValue::Block(block, 0), ..params }.encode(&mut release);
         let block = KvBlock(params.store.key, params.store.base, block);
         match self.connected.get_mut(&by) {
             Some(count) if *count < RESERVED_BLOCKS => {
@@ -137,7 +137,7 @@ mod tests {
 
     fn call(op: u64, by: u32, block: u64) -> Call {
         let (mut bytes, params) = (Vec::new(), KvParams { value_len: 900, ..KvParams::of_key(STORE, 5, b"key") });
-        let value = if op == op::KV_RESERVE { params.value } else { KvValue::Block(block) };
+        let value = if op == op::KV_RESERVE { params.value } else { KvValue::Block(block, 0) };
         KvParams { value, ..params }.encode(&mut bytes);
         let mut call = Call::new(op, &bytes, 64);
         call.qpn = by;
@@ -151,7 +151,7 @@ mod tests {
     fn left(blocks: &mut KvBlocks) -> Vec<u64> {
         let left = std::iter::from_fn(|| blocks.poll_left());
         let block = |params: Vec<u8>| match KvParams::decode(&params, false).unwrap() {
-            KvParams { value: KvValue::Block(block), key: b"key", value_len: 900, store: STORE, .. } => block,
+            KvParams { value: KvValue::Block(block, 0), key: b"key", value_len: 900, store: STORE, .. } => block,
             other => panic!("{other:?}"),
         };
         let mut left: Vec<u64> = left.map(block).collect();

@@ -1,6 +1,6 @@
 //! A key-value store for the kernels of [`remora_kernel::kv`]: made in a node's memory, and asked by parameters.
 
-use remora_kernel::kv::{BUCKET_BYTES, ENTRIES, HEADER_BYTES, KvParams, KvRef, KvValue, class_bytes, class_of};
+use remora_kernel::kv::{BUCKET_BYTES, ENTRIES, HEADER_BYTES, KvParams, KvRef, class_bytes, class_of};
 use remora_kernel::kv::{LONGEST_KEY, LONGEST_VALUE, hash, header, item_len};
 
 use crate::{Arena, Place};
@@ -100,36 +100,17 @@ impl Kv {
         hash(key, self.seed)
     }
 
-    /// Appends parameters of a GET or DELETE.
+    /// Parameters of a GET or DELETE, or of a reservation once it says how long the value is.
     #[inline]
-    pub fn key_params(&self, key: &[u8], out: &mut Vec<u8>) -> Result<(), KvError> {
-        check(key.len(), 0)?;
-        KvParams::of_key(self.at, self.hash(key), key).encode(out);
-        Ok(())
+    pub fn key<'k>(&self, key: &'k [u8]) -> Result<KvParams<'k>, KvError> {
+        self.pair(key, &[])
     }
 
-    /// Appends parameters of a PUT or UPDATE.
+    /// Parameters of a PUT or UPDATE.
     #[inline]
-    pub fn pair_params(&self, key: &[u8], value: &[u8], out: &mut Vec<u8>) -> Result<(), KvError> {
+    pub fn pair<'k>(&self, key: &'k [u8], value: &'k [u8]) -> Result<KvParams<'k>, KvError> {
         check(key.len(), value.len())?;
-        KvParams::new(self.at, self.hash(key), key, value).encode(out);
-        Ok(())
-    }
-
-    /// Appends parameters of a reservation for a value of so many bytes, or, with the block's offset, of the PUT of what was
-    /// written there (a [pair](remora_kernel::kv::pair)).
-    pub fn block_params(
-        &self,
-        key: &[u8],
-        value_len: usize,
-        block: Option<u64>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), KvError> {
-        check(key.len(), value_len)?;
-        let value = block.map_or(KvValue::Bytes(&[]), KvValue::Block);
-        let params = KvParams { value_len: value_len as u32, value, ..KvParams::of_key(self.at, self.hash(key), key) };
-        params.encode(out);
-        Ok(())
+        Ok(KvParams::new(self.at, self.hash(key), key, value))
     }
 }
 
@@ -161,11 +142,10 @@ mod tests {
         let Ok(Ok(kv)) = Kv::create(&shape, 5, &mut arena) else { panic!("a store") };
         assert_eq!((kv.len(), kv.at().lg_buckets), (arena.0, 18));
         assert!(arena.0 > 96 * shape.pairs && arena.0 < 192 * shape.pairs, "{}", arena.0);
+        assert_eq!(kv.key(&[0; LONGEST_KEY + 1]), Err(KvError::Key(LONGEST_KEY + 1)));
+        assert_eq!(kv.pair(b"k", &vec![0; LONGEST_VALUE + 1]), Err(KvError::Value(LONGEST_VALUE + 1)));
         let mut out = Vec::new();
-        assert_eq!(kv.key_params(&[0; LONGEST_KEY + 1], &mut out), Err(KvError::Key(LONGEST_KEY + 1)));
-        assert_eq!(kv.pair_params(b"k", &vec![0; LONGEST_VALUE + 1], &mut out), Err(KvError::Value(LONGEST_VALUE + 1)));
-        assert!(out.is_empty());
-        kv.pair_params(b"k", b"v", &mut out).unwrap();
+        kv.pair(b"k", b"v").unwrap().encode(&mut out);
         assert_eq!(KvParams::decode(&out, true).unwrap().hash, kv.hash(b"k"));
     }
 }

@@ -151,7 +151,13 @@ pub(crate) async fn get<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     on_tree!(memory, call, |tree, params, copy| tree.get(&params.key, copy).await.map(Some))
 }
 
+/// Whether there is room for a reply of so many bytes: what changes a tree asks first.
+pub(super) fn room(call: &Call, bytes: usize) -> Result<(), Status> {
+    if call.reply_room() < bytes { Err(Status::ReplyTooLong) } else { Ok(()) }
+}
+
 pub(crate) async fn put<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    room(call, 8)?;
     if are_bytes(&call.params) {
         return Box::pin(run(memory, call, Work::Put)).await;
     }
@@ -172,6 +178,7 @@ pub(crate) async fn put_anyhow<M: Memory>(memory: &M, call: &mut Call) -> Result
 }
 
 pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
+    room(call, 8)?;
     if are_bytes(&call.params) {
         return Box::pin(run(memory, call, Work::Delete)).await;
     }

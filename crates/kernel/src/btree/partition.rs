@@ -193,6 +193,7 @@ pub struct Moved {
 
 pub(crate) async fn move_split<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     let params = MoveParams::decode(&call.params)?;
+    super::params::room(call, 16)?;
     let moved = params.run(memory).await?;
     let reply = call.grow_reply(16)?;
     reply[..8].copy_from_slice(&moved.split.to_le_bytes());

@@ -228,6 +228,30 @@ fn a_call_whose_limits_end_anywhere_leaves_a_whole_store() {
     assert_eq!(near.memory.get(last, 8), next);
 }
 
+/// Who walks along a chain of several buckets sees no moment of all of it: what was no room when he began is taken by another
+/// with the same key, and room is made behind it by a third.
+#[test]
+fn two_who_add_a_key_to_a_long_chain_make_one_entry_of_it() {
+    let (added, third) = (Ask(op::KV_PUT, 50, 30), Ask(op::KV_PUT, 51, 30));
+    for polls in 0.. {
+        let near = loaded(true);
+        // A tomb in the first bucket, and no room but that.
+        assert_eq!(run(&near, Ask(op::KV_DELETE, 0, 0)), Status::Ok);
+        let mut slow = start(&near, added, added.params());
+        let ended = (0..polls).any(|_| poll(&mut slow).is_some());
+        for ask in [added, third] {
+            assert_eq!(run(&near, ask), Status::Ok);
+        }
+        while !ended && poll(&mut slow).is_none() {}
+        assert_eq!(audit(&near).get(&50), Some(&30), "after {polls} polls");
+        assert_eq!(run(&near, Ask(op::KV_DELETE, 50, 0)), Status::Ok);
+        assert_eq!(run(&near, Ask(op::KV_GET, 50, 0)), Status::NotFound, "after {polls} polls");
+        if ended {
+            break;
+        }
+    }
+}
+
 /// All orders in which two calls give way to each other, either of which is ended at any of its turns.
 #[test]
 fn two_calls_at_once_of_which_one_is_ended_leave_a_whole_store() {

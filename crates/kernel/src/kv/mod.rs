@@ -2,7 +2,7 @@
 //! IV-A, after MICA and KV-Direct).
 //!
 //! A bucket is a line of seven entries and the way to eight overflow buckets, of which bits of the hash choose one: so the store
-//! grows without a stop, and a chain by a bucket when there are eight times as many pairs. An entry has 16 bits of the key's hash and says
+//! grows without a stop in the memory that it has, and a chain by a bucket when there are eight times as many pairs. An entry has 16 bits of the key's hash and says
 //! where the pair lies, in a block of a slab. So a GET is two accesses, of the bucket and of the pair; a PUT of a new key
 //! four: bucket, slab, pair, entry; one of a key that is there four too: bucket, pair, lock, pair.
 //!
@@ -12,11 +12,14 @@
 //! - **A pair is changed** where it lies by who has swapped its checksum for [`LOCKED`]; what is written ends with the new
 //!   one. Who takes it away locks it too, and then swaps its entry, unless that is another one by now; the block stays locked
 //!   till another pair lies there. So nobody changes a pair that is no more.
-//! - **A key is added** by swapping the first entry of its chain that is 0. Entries that were used are never 0 again, but
-//!   [`TOMB`], so that all who add the same key swap the same entry, and one of them wins. Where none is 0 the chain is
-//!   locked to reuse a tomb or to append buckets.
+//! - **A key is added** to a chain of one bucket by swapping the first entry that is 0. Entries that were used are never 0
+//!   again, but [`TOMB`], so that all who add the same key swap the same entry, and one of them wins. Where none is 0 the
+//!   chain is locked to reuse a tomb or to append buckets, and so is a chain of several buckets for whatever is added: who
+//!   walks along it sees no moment of all of it.
 //! - **A block** that is given back is reused at once: who still looks at it finds a wrong checksum or another key, and
-//!   then looks whether the entry is what it was.
+//!   then looks whether the entry is what it was. A pair that its caller writes to a block gets its checksum with its entry.
+//! - **A pair that gets shorter** by more than half goes to another block, so that what fits into a reply is never in one
+//!   that does not.
 //!
 //! Writers run at the node alone, readers anywhere. A writer that has begun to hold something (a locked pair or chain, a
 //! block without an entry) is not suspended there until it is done, and has limits of its own: neither its

@@ -18,7 +18,8 @@ pub struct KvRef {
 }
 
 /// Parameters: `base` u64, `hash` u64, `key` u32, `lg_buckets` u8, flags u8 (bit 0: the pair lies in a block), length of
-/// the key u16, length of the value u32, 4 bytes of zeros; then the key, and the value or, for a block, its offset u64.
+/// the key u16, length of the value u32, 4 bytes of zeros; then the key, and the value or, for a block, its offset u64 and
+/// the pair's checksum u64.
 /// The reply of a GET is the value, that of a reservation the block's offset u64; others have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvParams<'a> {
@@ -39,8 +40,9 @@ pub struct KvParams<'a> {
 pub enum KvValue<'a> {
     /// These bytes.
     Bytes(&'a [u8]),
-    /// What lies in the block at this offset.
-    Block(u64),
+    /// What lies in the block at this offset, and its checksum, which the block has not yet: see [`pair`](super::pair). A
+    /// release needs none.
+    Block(u64, u64),
 }
 
 impl<'a> KvParams<'a> {
@@ -63,14 +65,14 @@ impl<'a> KvParams<'a> {
         out.extend_from_slice(&base.to_le_bytes());
         out.extend_from_slice(&self.hash.to_le_bytes());
         out.extend_from_slice(&key.to_le_bytes());
-        out.extend_from_slice(&[lg_buckets, u8::from(matches!(self.value, KvValue::Block(_)))]);
+        out.extend_from_slice(&[lg_buckets, u8::from(matches!(self.value, KvValue::Block(..)))]);
         out.extend_from_slice(&(self.key.len() as u16).to_le_bytes());
         out.extend_from_slice(&self.value_len.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(self.key);
         match self.value {
             KvValue::Bytes(bytes) => out.extend_from_slice(bytes),
-            KvValue::Block(offset) => out.extend_from_slice(&offset.to_le_bytes()),
+            KvValue::Block(offset, sum) => out.extend([offset, sum].iter().flat_map(|word| word.to_le_bytes())),
         }
     }
 
@@ -93,7 +95,10 @@ impl<'a> KvParams<'a> {
         }
         let (key, value) = rest.split_at_checked(key_len).ok_or(Status::BadParams)?;
         let value = match Self::are_of_block(front) {
-            true => KvValue::Block(u64::from_le_bytes(value.try_into().map_err(|_| Status::BadParams)?)),
+            true => {
+                let ([offset, sum], []) = value.as_chunks() else { return Err(Status::BadParams) };
+                KvValue::Block(u64::from_le_bytes(*offset), u64::from_le_bytes(*sum))
+            }
             false if with_value && value.len() != value_len as usize => return Err(Status::BadParams),
             false => KvValue::Bytes(value),
         };

@@ -1,7 +1,7 @@
 //! Buckets and chains, and the kernels on them.
 
 use super::NOT_HERE;
-use super::item::{Item, LOCKED, encode, item_len, parse};
+use super::item::{self, Checksum, Front, LOCKED, encode, front_of, item_len, word_at};
 use super::params::{KvParams, KvRef, KvValue};
 use super::slab::{BUMP, CLASSES, class_bytes, class_of};
 use crate::call::{Call, CallFields, Status};
@@ -25,6 +25,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"rem-kv/1");
 const LOCK: u64 = 1 << 63;
 /// Bytes of room that a call keeps: as many as the longest reply has.
 const KEPT: usize = 64 << 10;
+/// Bytes of a pair that are read and summed up at once: others run in between.
+const PIECE: usize = 64 << 10;
 /// How often something that changes is looked at again.
 const TRIES: u32 = 64;
 /// What a call may do that writes, between two looks at a chain and while it holds something, in place of its caller's
@@ -59,10 +61,13 @@ pub fn locate(store: KvRef, hash: u64, bucket: Option<(&[u8; BUCKET_BYTES], u32)
 
 /// The value of the pair with this key that a block holds: a range of it. `Err` if it is being written, or is another's.
 pub fn value_in(block: &[u8], key: &[u8]) -> Result<std::ops::Range<usize>, bool> {
-    match parse(block, key) {
-        Item::Whole { value_at, value_len, .. } => Ok(value_at..value_at + value_len),
-        Item::Other => Err(false),
-        Item::Torn => Err(true),
+    match front_of(block, key) {
+        Front::Its { value_at, value_len, sum_at } => match word_at(block, sum_at) {
+            Some(sum) if sum == Checksum::of(&block[..sum_at]) => Ok(value_at..value_at + value_len),
+            _ => Err(true),
+        },
+        Front::Other => Err(false),
+        Front::Torn => Err(true),
     }
 }
 
@@ -201,16 +206,15 @@ struct Missed {
 }
 
 impl<M: Memory> Store<'_, M> {
-    /// Walks the key's chain, which the caller may hold. `block` then holds the pair's block, or anything. Blocks of more
-    /// than `most` bytes are not looked at: they are too long for the caller.
+    /// Walks the key's chain. `block` then holds the pair, or anything.
     #[inline]
     async fn walk(
         &self,
         (hash, key): (u64, &[u8]),
-        most: u64,
+        look: Look,
         block: &mut Vec<u8>,
-        holds: bool,
     ) -> Result<Result<Found, Missed>, Status> {
+        let holds = matches!(look, Look::Key);
         let mut tries = 0;
         'again: while tries < TRIES {
             tries += 1;
@@ -230,13 +234,7 @@ impl<M: Memory> Store<'_, M> {
                     if !matches(entry, hash) {
                         continue;
                     }
-                    let (place, class) = place(entry);
-                    if class_bytes(class) > most {
-                        return Err(Status::ReplyTooLong);
-                    }
-                    block.resize(class_bytes(class) as usize, 0);
-                    self.read(place, block, holds).await?;
-                    match parse(block, key) {
+                    match self.look_at(entry, key, look, block).await? {
                         Item::Whole { sum, sum_at, value_at, value_len } => {
                             return Ok(Ok(Found { entry, entry_at, sum, sum_at, value_at, value_len }));
                         }
@@ -258,6 +256,74 @@ impl<M: Memory> Store<'_, M> {
         }
         Err(Status::Inconsistent)
     }
+
+    /// Looks at an entry's block for the pair with this key. The key that a block has stays as long as the entry does, so
+    /// that one which is another's needs no checksum.
+    #[inline]
+    async fn look_at(&self, entry: u64, key: &[u8], look: Look, block: &mut Vec<u8>) -> Result<Item, Status> {
+        let (at, class) = place(entry);
+        let (len, front) = (class_bytes(class) as usize, 8 + key.len());
+        let (most, holds) = match look {
+            Look::Key => (front, true),
+            Look::Pair(most) if len as u64 > most => (front, false),
+            Look::Pair(_) => (PIECE, false),
+        };
+        block.resize(len.min(most), 0);
+        self.read(at, block, holds).await?;
+        let (value_at, value_len, sum_at) = match front_of(block, key) {
+            Front::Its { value_at, value_len, sum_at } if sum_at + 8 <= len => (value_at, value_len, sum_at),
+            Front::Other => return Ok(Item::Other),
+            _ => return Ok(Item::Torn),
+        };
+        match look {
+            Look::Key => return Ok(Item::Whole { sum: LOCKED, sum_at, value_at, value_len }),
+            Look::Pair(most) if len as u64 > most => return Err(Status::ReplyTooLong),
+            Look::Pair(_) => {}
+        }
+        let (mut sum, mut from) = (Checksum::new(sum_at), 0);
+        loop {
+            sum.add(&block[from.min(sum_at)..sum_at.min(block.len())]);
+            if block.len() - from >= PIECE / 16 {
+                self.memory.spend((block.len() - from) as u64 / 4);
+            }
+            if block.len() >= sum_at + 8 {
+                break;
+            }
+            // What is long comes in pieces, between which others run.
+            from = block.len();
+            block.resize((sum_at + 8).min(from + PIECE), 0);
+            self.read(at + from as u64, &mut block[from..], false).await?;
+        }
+        Ok(match word_at(block, sum_at) {
+            Some(found) if found == sum.end() => Item::Whole { sum: found, sum_at, value_at, value_len },
+            _ => Item::Torn,
+        })
+    }
+}
+
+/// What a walk looks at of the blocks that may have its key.
+#[derive(Clone, Copy)]
+enum Look {
+    /// All of the pair, unless its block is of more bytes than that: then it is too long for the caller.
+    Pair(u64),
+    /// The key alone: the caller holds the chain, and is not suspended.
+    Key,
+}
+
+/// What bytes of a block are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Item {
+    /// A pair with this key: its checksum, where that is, and where the value is.
+    Whole { sum: u64, sum_at: usize, value_at: usize, value_len: usize },
+    /// A pair with another key.
+    Other,
+    /// No pair, or one that is being written.
+    Torn,
+}
+
+/// Bytes of the longest block that a pair of so many is left in, where it was a longer one before: it is half full.
+fn longest_block(pair: u64) -> u64 {
+    2 * pair.max(class_bytes(0))
 }
 
 /// The value of a key.
@@ -267,8 +333,8 @@ pub(crate) async fn get<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     let KvParams { store, hash, key, .. } = KvParams::decode(params, false)?;
     let store = Store { memory, at: store };
     // A value that there is room for lies in no longer block.
-    let most = 2 * (u64::from(*reply_limit) + key.len() as u64 + 64);
-    let Ok(found) = store.walk((hash, key), most, reply, false).await? else {
+    let most = longest_block(key.len() as u64 + u64::from(*reply_limit) + 24);
+    let Ok(found) = store.walk((hash, key), Look::Pair(most), reply).await? else {
         reply.clear();
         return Err(Status::NotFound);
     };
@@ -297,8 +363,8 @@ async fn write<M: Memory>(memory: &M, call: &mut Call, adds: bool) -> Result<(),
     let len = item_len(params.key.len(), params.value_len as usize);
     let class = class_of(len).ok_or(Status::BadParams)?;
     let block = match params.value {
-        KvValue::Block(block) if !block.is_multiple_of(32) || block < HEADER_BYTES => return Err(Status::BadParams),
-        KvValue::Block(block) => Some(Laid { block, sum: None }),
+        KvValue::Block(block, _) if !block.is_multiple_of(32) || block < HEADER_BYTES => return Err(Status::BadParams),
+        KvValue::Block(block, sum) => Some(Laid { block, sum: Some(sum.to_le_bytes()) }),
         KvValue::Bytes(_) => None,
     };
     let written = store.write_pair(&Pair { params, class, len, laid: block }, adds, reply).await;
@@ -336,13 +402,14 @@ impl<M: Memory> Store<'_, M> {
     async fn write_pair(&self, pair: &Pair<'_>, adds: bool, buffer: &mut Vec<u8>) -> Result<(), Status> {
         let KvParams { hash, key, value, .. } = pair.params;
         for _ in 0..TRIES {
-            let walked = self.walk((hash, key), u64::MAX, buffer, false).await?;
+            let walked = self.walk((hash, key), Look::Pair(u64::MAX), buffer).await?;
             self.renew();
             match walked {
                 Ok(found) => {
                     let (old, old_class) = place(found.entry);
                     let sum_at = old + found.sum_at as u64;
-                    if let (KvValue::Bytes(value), true) = (value, pair.len as u64 <= class_bytes(old_class)) {
+                    let room = pair.len as u64..=longest_block(pair.len as u64);
+                    if let (KvValue::Bytes(value), true) = (value, room.contains(&class_bytes(old_class))) {
                         if !self.swap(sum_at, found.sum, LOCKED).await? {
                             continue;
                         }
@@ -361,9 +428,11 @@ impl<M: Memory> Store<'_, M> {
                 Err(missed) => {
                     let laid = self.lay_down(pair, buffer).await?;
                     let new = entry(hash, pair.class, laid.block);
+                    // A bucket is looked at in one moment, a chain of several is not: the first entry that is 0 may be another
+                    // than for somebody else who adds the same key.
                     let added = match missed.zero {
-                        Some(zero) => self.swap(zero, 0, new).await,
-                        None => self.add_locked(pair, new, missed, buffer).await,
+                        Some(zero) if missed.depth == 0 => self.swap(zero, 0, new).await,
+                        _ => self.add_locked(pair, new, missed, buffer).await,
                     };
                     if let Ok(true) = added {
                         return self.show(pair, laid).await;
@@ -402,8 +471,8 @@ impl<M: Memory> Store<'_, M> {
         let (block, was_one) = self.alloc(pair.class).await?;
         encode(pair.params.key, value, buffer);
         let mut sum = None;
-        if was_one && let Some(last) = buffer.last_chunk_mut::<8>() {
-            sum = Some(std::mem::replace(last, LOCKED.to_le_bytes()));
+        if was_one {
+            sum = Some(item::lock(buffer));
         }
         self.write(block, buffer).await?;
         Ok(Laid { block, sum })
@@ -422,8 +491,8 @@ impl<M: Memory> Store<'_, M> {
         if pair.laid.is_some() { Ok(()) } else { self.free(laid.block, pair.class).await }
     }
 
-    /// Adds an entry to a chain in which none is 0, if it is so still and nobody else has the chain locked: in place of a
-    /// tomb, or in one of new buckets behind the others.
+    /// Adds an entry to a chain, if the key is not there still and nobody else has the chain locked: in place of the first
+    /// that is 0, or else of a tomb, or in one of new buckets behind the others.
     async fn add_locked(
         &self,
         pair: &Pair<'_>,
@@ -444,9 +513,9 @@ impl<M: Memory> Store<'_, M> {
 
     async fn add_to_locked(&self, pair: &Pair<'_>, new: u64, buffer: &mut Vec<u8>) -> Result<bool, Status> {
         let KvParams { hash, key, .. } = pair.params;
-        let Err(missed) = self.walk((hash, key), u64::MAX, buffer, true).await? else { return Ok(false) };
+        let Err(missed) = self.walk((hash, key), Look::Key, buffer).await? else { return Ok(false) };
         match (missed.zero, missed.tomb) {
-            (Some(_), _) => Ok(false),
+            (Some(zero), _) => self.swap(zero, 0, new).await,
             (None, Some(tomb)) => self.swap(tomb, TOMB, new).await,
             (None, None) => {
                 let (buckets, _) = self.alloc(branches_class().ok_or(Status::BadParams)?).await?;
@@ -468,7 +537,7 @@ pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(),
     let KvParams { store, hash, key, .. } = KvParams::decode(params, false)?;
     let store = Store::to_write(memory, store)?;
     for _ in 0..TRIES {
-        let walked = store.walk((hash, key), u64::MAX, reply, false).await;
+        let walked = store.walk((hash, key), Look::Pair(u64::MAX), reply).await;
         empty(reply);
         store.renew();
         let Ok(found) = walked? else { return Err(Status::NotFound) };
@@ -484,8 +553,11 @@ pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(),
 pub(crate) async fn reserve<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     let KvParams { store, key, value_len, .. } = KvParams::decode(&call.params, false)?;
     let class = class_of(item_len(key.len(), value_len as usize)).ok_or(Status::BadParams)?;
+    // Room first: a block that nobody hears of is lost.
+    call.grow_reply(8)?;
     let (block, _) = Store::to_write(memory, store)?.alloc(class).await?;
-    call.grow_reply(8)?.copy_from_slice(&block.to_le_bytes());
+    call.reply.clear();
+    call.reply.extend_from_slice(&block.to_le_bytes());
     Ok(())
 }
 
@@ -494,7 +566,7 @@ pub(crate) async fn release<M: Memory>(memory: &M, call: &mut Call) -> Result<()
     let KvParams { store, key, value_len, value, .. } = KvParams::decode(&call.params, false)?;
     let class = class_of(item_len(key.len(), value_len as usize)).ok_or(Status::BadParams)?;
     match value {
-        KvValue::Block(block) if block.is_multiple_of(32) && block >= HEADER_BYTES => {
+        KvValue::Block(block, _) if block.is_multiple_of(32) && block >= HEADER_BYTES => {
             Store::to_write(memory, store)?.free(block, class).await
         }
         _ => Err(Status::BadParams),

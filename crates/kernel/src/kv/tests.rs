@@ -32,6 +32,7 @@ impl Stepped {
 
 impl Memory for Stepped {
     async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        assert!(out.len() <= 64 << 10, "{} bytes at once", out.len());
         self.step().await;
         self.memory.read(key, va, out).await
     }
@@ -170,9 +171,10 @@ fn a_long_pair_is_written_by_its_caller_and_then_put() {
         let (status, block) = run(&memory, op::KV_RESERVE, &reserve);
         assert_eq!(status, Status::Ok);
         let block = u64::from_le_bytes(block.try_into().unwrap());
-        memory.memory.put(block, &pair(key, value));
+        let (bytes, sum) = pair(key, value);
+        memory.memory.put(block, &bytes);
         let mut put = Vec::new();
-        KvParams { value: KvValue::Block(block), ..params }.encode(&mut put);
+        KvParams { value: KvValue::Block(block, sum), ..params }.encode(&mut put);
         assert_eq!(run(&memory, op::KV_PUT, &put).0, Status::Ok, "{round}");
         let mut get = Vec::new();
         KvParams::of_key(at, hash, key).encode(&mut get);
@@ -183,6 +185,62 @@ fn a_long_pair_is_written_by_its_caller_and_then_put() {
         let bytes = memory.memory.get(block, blocks[0].1 as usize);
         assert_eq!(&bytes[value_in(&bytes, key).unwrap()], value);
     }
+}
+
+/// Two keys of which entries say the same.
+fn alike() -> [Vec<u8>; 2] {
+    let mut seen = HashMap::new();
+    (0u32..)
+        .map(|n| n.to_le_bytes())
+        .find_map(|key| seen.insert(hash(&key, 7) >> 48, key).map(|other| [other.to_vec(), key.to_vec()]))
+        .expect("two of some hundreds")
+}
+
+#[test]
+fn what_was_long_and_is_short_is_read_by_who_has_little_room_and_so_is_its_neighbour() {
+    let (memory, at) = (Stepped::new(0, 8 << 20), store(0));
+    let [long, short] = alike();
+    let put = |key: &[u8], len: usize| run(&memory, op::KV_PUT, &params(at, key, &vec![3; len])).0;
+    let get = |key: &[u8]| run(&memory, op::KV_GET, &params(at, key, &[]));
+    assert_eq!([put(&long, 1 << 20), put(&short, 20)], [Status::Ok; 2]);
+    assert_eq!(get(&long).0, Status::ReplyTooLong);
+    assert_eq!(get(&short), (Status::Ok, vec![3; 20]), "another's pair is too long, and not this one");
+    assert_eq!(run(&memory, op::KV_DELETE, &params(at, &short, &[])).0, Status::Ok);
+    assert_eq!(get(&short).0, Status::NotFound);
+    for len in [500_000, 5] {
+        assert_eq!(put(&long, len), Status::Ok);
+    }
+    assert_eq!(get(&long), (Status::Ok, vec![3; 5]));
+    // However it was changed: who has just enough room reads it.
+    let mut len = 0;
+    for next in (0..400).map(|n: usize| n * n * 7919 % 60_000) {
+        len = if next % 3 == 0 { len / 2 + 1 } else { next };
+        assert_eq!(put(&long, len), Status::Ok);
+        let mut call = Call::new(op::KV_GET, &params(at, &long, &[]), len as u32);
+        let mut running = Box::pin(Builtins.run(&memory, &mut call));
+        while running.as_mut().poll(&mut Context::from_waker(Waker::noop())) != Poll::Ready(Status::Ok) {}
+        drop(running);
+        assert_eq!(call.reply, vec![3; len]);
+    }
+}
+
+#[test]
+fn a_pair_in_a_reserved_block_is_nobodys_until_it_is_put() {
+    let (bytes, sum) = pair(b"key", b"value");
+    assert_eq!(value_in(&bytes, b"key"), Err(true));
+    let whole = [&bytes[..bytes.len() - 8], &sum.to_le_bytes()].concat();
+    assert_eq!(value_in(&whole, b"key").map(|value| &whole[value]), Ok(&b"value"[..]));
+}
+
+#[test]
+fn a_reservation_without_room_for_its_answer_takes_nothing() {
+    let (memory, at) = (Stepped::new(0, 1 << 20), store(0));
+    let before = memory.memory.get(0, 4096);
+    let mut call = Call::new(op::KV_RESERVE, &params(at, b"key", &[]), 7);
+    let mut running = Box::pin(Builtins.run(&memory, &mut call));
+    assert_eq!(running.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Status::ReplyTooLong));
+    drop(running);
+    assert_eq!(memory.memory.get(0, 4096), before);
 }
 
 #[test]
@@ -357,9 +415,9 @@ proptest! {
     }
 
     #[test]
-    fn parameters_are_read_as_written_and_others_refused(bytes in prop::collection::vec(any::<u8>(), 0..80), block: u64) {
+    fn parameters_are_read_as_written_and_others_refused(bytes in prop::collection::vec(any::<u8>(), 0..80), block: u64, sum: u64) {
         let at = store(20);
-        for value in [KvValue::Bytes(&bytes), KvValue::Block(block)] {
+        for value in [KvValue::Bytes(&bytes), KvValue::Block(block, sum)] {
             let wanted = KvParams { value, ..KvParams::new(at, 77, b"key", &bytes) };
             let mut out = Vec::new();
             wanted.encode(&mut out);

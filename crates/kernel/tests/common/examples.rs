@@ -148,14 +148,16 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
             example.memory[4096..4160].fill(0);
             let entry = (hash >> 48 << 48) | (u64::from(class) << 42) | (6144 / 32);
             example.memory[4096..4104].copy_from_slice(&entry.to_le_bytes());
-            let pair = kv::pair(name, short);
+            let (mut pair, sum) = kv::pair(name, short);
+            let sum_at = pair.len() - 8;
+            pair[sum_at..].copy_from_slice(&sum.to_le_bytes());
             example.memory[6144..6144 + pair.len()].copy_from_slice(&pair);
             let slab = (7168u64 / 64) << 24 | 1;
             example.memory[128..136].copy_from_slice(&slab.to_le_bytes());
             let store = kv::KvRef { base: va, key, lg_buckets: 0 };
             let value: &[u8] = if matches!(kernel, op::KV_PUT | op::KV_UPDATE) { b"other" } else { b"" };
             let params = kv::KvParams::new(store, hash, name, value);
-            let block = kv::KvParams { value: kv::KvValue::Block(7168), value_len: 16, ..params };
+            let block = kv::KvParams { value: kv::KvValue::Block(7168, 0), value_len: 16, ..params };
             if kernel == op::KV_RELEASE { block } else { params }.encode(&mut example.params);
             example.reply.clear();
             match kernel {
@@ -166,7 +168,12 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
                     example.written = (136, ((1u64 << 42) | (7168 / 32)).to_le_bytes().to_vec());
                 }
                 op::KV_RESERVE => example.reply = (7168u64 + 64).to_le_bytes().to_vec(),
-                _ => example.written = (6144, kv::pair(name, b"other")),
+                _ => {
+                    let (mut pair, sum) = kv::pair(name, b"other");
+                    let sum_at = pair.len() - 8;
+                    pair[sum_at..].copy_from_slice(&sum.to_le_bytes());
+                    example.written = (6144, pair);
+                }
             }
         }
         op::EMBED => {

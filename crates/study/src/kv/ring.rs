@@ -3,7 +3,7 @@
 use remora_kernel::{Placement, Status, op};
 use remora_real::{Client, LinkKind, RingConfig};
 use remora_store::Arena;
-use remora_store::kv::Kv;
+use remora_store::kv::{Kv, KvError};
 
 use super::{KvAsk, KvPlan, KvTarget, shape};
 use crate::StudyError;
@@ -39,11 +39,11 @@ pub(super) fn make<A: Arena<Error = StudyError>>(memory: &mut A, pairs: u64, see
 #[inline]
 pub(super) fn encode(kv: &mut Kv, ask: KvAsk, params: &mut Vec<u8>) -> Result<u64, StudyError> {
     params.clear();
-    let encoded = match ask.version {
-        None => kv.key_params(&ask.key(), params),
-        Some(_) => kv.pair_params(&ask.key(), &ask.value(), params),
-    };
-    encoded.map_err(|e| StudyError::Usage(e.to_string()))?;
+    let usage = |e: KvError| StudyError::Usage(e.to_string());
+    match ask.version {
+        None => kv.key(&ask.key()).map_err(usage)?.encode(params),
+        Some(_) => kv.pair(&ask.key(), &ask.value()).map_err(usage)?.encode(params),
+    }
     Ok(if ask.version.is_some() { op::KV_PUT } else { op::KV_GET })
 }
 

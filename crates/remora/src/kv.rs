@@ -1,0 +1,312 @@
+//! A key-value store of byte keys in a node's memory.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use remora_kernel::kv::{KvParams, KvValue, NO_ROOM, locate, pair, value_in};
+use remora_kernel::{Placement, Status, op};
+use remora_real::Error;
+use remora_service::{MAX_REQUEST, MAX_RING_PARAMS};
+use remora_store::kv::{Kv, KvError, KvShape};
+
+use crate::{Client, RemoteRegion, Result, TypedCall};
+
+/// How often a call is made again while others write the same pair: one of them may wait for a core.
+const TRIES: u32 = 1000;
+/// Of a packet, for headers.
+const HEADERS: usize = 128;
+
+/// A key-value store in the memory of a node: keys of up to 4 KB, values of up to 1 MB. [`Client::create_store`] makes one,
+/// [`KvStore::open`] opens it for another client.
+///
+/// Any number of clients may read and write it at once. Reads run where the client chooses, at [`Placement::Client`] by
+/// one-sided READs alone; writes run at the node. What is in memory of a client that made it lasts as long as that client is connected.
+///
+/// ```
+/// # use remora::{Client, KvGet, KvShape, KvStore, KvWrite, Node, Placement};
+/// # fn main() -> remora::Result<()> {
+/// # let node = Node::local()?;
+/// let mut client = Client::connect(node.address())?;
+/// let fruit = client.create_store(&KvShape { pairs: 1000, key_bytes: 16, value_bytes: 64 })?;
+/// fruit.put(&mut client, "pear", "green")?;
+/// assert_eq!(fruit.get(&mut client, "pear")?.as_deref(), Some(&b"green"[..]));
+/// assert!(fruit.update(&mut client, "pear", "yellow")?);
+/// assert!(!fruit.update(&mut client, "plum", "blue")?, "there is none");
+/// fruit.put(&mut client, "basket", vec![7; 1 << 20])?;
+///
+/// // Another client: it reads by one-sided READs, and has its writes go by a ring in the node's memory.
+/// let mut other = Client::connect(node.address())?;
+/// other.open_rings(Placement::Nic)?;
+/// let mut theirs = KvStore::open(fruit.place());
+/// theirs.run_at(Placement::Client);
+/// assert_eq!(theirs.get(&mut other, "basket")?, Some(vec![7; 1 << 20]));
+/// assert!(theirs.remove(&mut other, "basket")?);
+///
+/// // Calls that are under way together, each at a place of its own.
+/// let puts = ["fig", "lime"].map(|key| KvWrite::put(&fruit, key, "sweet"));
+/// let [fig, lime] = puts.map(|put| put.map(|put| other.at(Placement::Nic).submit(put)));
+/// assert!(other.wait(fig?)? && other.wait(lime?)?);
+/// assert_eq!(other.at(Placement::Host).call(KvGet::new(&fruit, "lime")?)?.as_deref(), Some(&b"sweet"[..]));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct KvStore {
+    at: Kv,
+    place: Placement,
+}
+
+impl KvStore {
+    /// Opens a store that another client has made.
+    pub fn open(place: Kv) -> Self {
+        Self { at: place, place: Placement::Host }
+    }
+
+    /// Where it is, and its seed: who knows both can open it, and who knows the seed can choose keys that make it slow.
+    pub fn place(&self) -> Kv {
+        self.at
+    }
+
+    /// Has this client's calls run at a place; at first it is [`Placement::Host`]. At [`Placement::Client`] that holds for
+    /// reads, and writes run at the node's NIC: a client that goes away in the middle of one would leave a lock behind.
+    pub fn run_at(&mut self, place: Placement) {
+        self.place = place;
+    }
+
+    /// The value of a key.
+    pub fn get(&self, client: &mut Client, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        let KvGet(params) = KvGet::new(self, key.as_ref())?;
+        match self.call(client, self.place, Answered(op::KV_GET, params))? {
+            (Status::Ok, value) => Ok(Some(value)),
+            (Status::NotFound, _) => Ok(None),
+            (Status::ReplyTooLong, _) => self.read(client, key.as_ref()),
+            (status, _) => Err(refused(status)),
+        }
+    }
+
+    /// Writes a pair, whether its key is there or not.
+    pub fn put(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.write(client, KvWrite::put(self, key.as_ref(), value.as_ref())?).map(drop)
+    }
+
+    /// Writes the value of a key that is there. False if it is not.
+    pub fn update(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        self.write(client, KvWrite::update(self, key.as_ref(), value.as_ref())?)
+    }
+
+    /// Takes a pair out. False if there is none.
+    pub fn remove(&self, client: &mut Client, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.write(client, KvWrite::remove(self, key.as_ref())?)
+    }
+
+    /// A write at the node. What is too long for a call goes into a block of the store by one-sided WRITEs first.
+    fn write(&self, client: &mut Client, KvWrite { op, params }: KvWrite<'_>) -> Result<bool> {
+        let place = if self.place == Placement::Client { Placement::Nic } else { self.place };
+        let KvValue::Bytes(value) = params.value else { return Err(refused(Status::BadParams)) };
+        let room = match client.real()? {
+            real if real.has_rings(place) => MAX_RING_PARAMS,
+            real => MAX_REQUEST.min(real.path_mtu() as usize) - HEADERS,
+        };
+        let ended;
+        if KvParams::LEN + params.key.len() + value.len() <= room {
+            (ended, _) = self.call(client, place, Answered(op, params))?;
+        } else {
+            let reserve = KvParams { value: KvValue::Bytes(&[]), ..params };
+            let block = match self.call(client, place, Answered(op::KV_RESERVE, reserve))? {
+                (Status::Ok, block) => block.try_into().map_or(0, u64::from_le_bytes),
+                (status, _) => return Err(refused(status)),
+            };
+            let (bytes, sum) = pair(params.key, value);
+            client.write(&self.region(), block, &bytes)?;
+            let named = KvParams { value: KvValue::Block(block, sum), ..params };
+            (ended, _) = self.call(client, place, Answered(op, named))?;
+            if ended != Status::Ok {
+                // The block is this client's still.
+                self.call(client, place, Answered(op::KV_RELEASE, named))?;
+            }
+        }
+        done(ended).ok_or_else(|| refused(ended))
+    }
+
+    /// Reads a value that is longer than a reply, by one-sided READs.
+    fn read(&self, client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let (hash, region) = (self.at.hash(key), self.region());
+        'again: for _ in 0..TRIES {
+            let (mut bucket, mut at, mut depth) = ([0; 64], 0, 0);
+            let (mut blocks, mut next) = locate(self.at.at(), hash, None);
+            loop {
+                for (place, len) in blocks {
+                    let mut block = vec![0; len as usize];
+                    client.read(&region, place, &mut block)?;
+                    let found = value_in(&block, key);
+                    if let Ok(value) = found {
+                        return Ok(Some(block[value].to_vec()));
+                    }
+                    // Somebody writes the pair, or another lies there since its entry was read.
+                    let mut now = [0; 64];
+                    client.read(&region, at, &mut now)?;
+                    if found == Err(true) || now != bucket {
+                        continue 'again;
+                    }
+                }
+                let Some(following) = next else { return Ok(None) };
+                at = following;
+                client.read(&region, at, &mut bucket)?;
+                (blocks, next) = locate(self.at.at(), hash, Some((&bucket, depth)));
+                depth += 1;
+            }
+        }
+        Err(refused(Status::Inconsistent))
+    }
+
+    fn call(&self, client: &mut Client, place: Placement, call: Answered<'_>) -> Result<(Status, Vec<u8>)> {
+        let mut tries = 0..TRIES;
+        loop {
+            match client.at(place).call(call)? {
+                (Status::Inconsistent, _) if tries.next().is_some() => std::thread::yield_now(),
+                (Status::LOST, _) => return Err(Error::Kernel { op: call.0, placement: place, status: Status::LOST }),
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    fn region(&self) -> RemoteRegion {
+        RemoteRegion { va: self.at.place().va, key: self.at.place().key, len: self.at.len() }
+    }
+}
+
+/// The value of a key: what [`KvStore::get`] calls, to be [submitted](crate::At::submit) or called at a place.
+#[derive(Clone, Copy, Debug)]
+pub struct KvGet<'k>(KvParams<'k>);
+
+impl<'k> KvGet<'k> {
+    /// Of a store.
+    pub fn new<K: AsRef<[u8]> + ?Sized>(store: &KvStore, key: &'k K) -> Result<Self> {
+        store.at.key(key.as_ref()).map(Self).map_err(argument)
+    }
+}
+
+impl TypedCall for KvGet<'_> {
+    type Reply = Option<Vec<u8>>;
+
+    fn op(&self) -> u64 {
+        op::KV_GET
+    }
+
+    fn encode(&self, params: &mut Vec<u8>) {
+        self.0.encode(params);
+    }
+
+    fn decode(&self, status: Status, reply: &[u8]) -> Option<Self::Reply> {
+        match status {
+            Status::Ok => Some(Some(reply.to_vec())),
+            Status::NotFound => Some(None),
+            _ => None,
+        }
+    }
+}
+
+/// A write to a [`KvStore`], whose reply is whether it was done: a PUT always is, an update or removal if the key is there. It is
+/// for the node's NIC or host, and as long as a call may be; [`KvStore::put`] takes longer ones.
+#[derive(Clone, Copy, Debug)]
+pub struct KvWrite<'k> {
+    op: u64,
+    params: KvParams<'k>,
+}
+
+impl<'k> KvWrite<'k> {
+    /// Writes a pair, whether its key is there or not.
+    pub fn put<K, V>(store: &KvStore, key: &'k K, value: &'k V) -> Result<Self>
+    where
+        K: AsRef<[u8]> + ?Sized,
+        V: AsRef<[u8]> + ?Sized,
+    {
+        Self::new(store, op::KV_PUT, key.as_ref(), value.as_ref())
+    }
+
+    /// Writes the value of a key that is there.
+    pub fn update<K, V>(store: &KvStore, key: &'k K, value: &'k V) -> Result<Self>
+    where
+        K: AsRef<[u8]> + ?Sized,
+        V: AsRef<[u8]> + ?Sized,
+    {
+        Self::new(store, op::KV_UPDATE, key.as_ref(), value.as_ref())
+    }
+
+    /// Takes a pair out.
+    pub fn remove<K: AsRef<[u8]> + ?Sized>(store: &KvStore, key: &'k K) -> Result<Self> {
+        Self::new(store, op::KV_DELETE, key.as_ref(), &[])
+    }
+
+    fn new(store: &KvStore, op: u64, key: &'k [u8], value: &'k [u8]) -> Result<Self> {
+        let params = store.at.pair(key, value).map_err(argument)?;
+        Ok(Self { op, params })
+    }
+}
+
+impl TypedCall for KvWrite<'_> {
+    type Reply = bool;
+
+    fn op(&self) -> u64 {
+        self.op
+    }
+
+    fn encode(&self, params: &mut Vec<u8>) {
+        self.params.encode(params);
+    }
+
+    fn decode(&self, status: Status, _: &[u8]) -> Option<bool> {
+        done(status)
+    }
+}
+
+/// A call whose answer is taken as it comes.
+#[derive(Clone, Copy)]
+struct Answered<'k>(u64, KvParams<'k>);
+
+impl TypedCall for Answered<'_> {
+    type Reply = (Status, Vec<u8>);
+
+    fn op(&self) -> u64 {
+        self.0
+    }
+
+    fn encode(&self, params: &mut Vec<u8>) {
+        self.1.encode(params);
+    }
+
+    fn decode(&self, status: Status, reply: &[u8]) -> Option<Self::Reply> {
+        Some((status, reply.to_vec()))
+    }
+}
+
+/// Whether a write was done, if it has ended rightly.
+fn done(status: Status) -> Option<bool> {
+    match status {
+        Status::Ok => Some(true),
+        Status::NotFound => Some(false),
+        _ => None,
+    }
+}
+
+fn argument(error: KvError) -> Error {
+    Error::Argument(error.to_string())
+}
+
+fn refused(status: Status) -> Error {
+    let why = match status {
+        NO_ROOM => "its memory is used up, or was cut for pairs of other lengths: make a larger one".into(),
+        Status::Inconsistent => "others write the same pair all the time: ask again".into(),
+        Status::AccessDenied => "its memory is gone, as the client is that made it".into(),
+        status => format!("{status:?}"),
+    };
+    Error::Node { what: "work on a key-value store", why }
+}
+
+impl Client {
+    /// Makes an empty key-value store in memory of the node, with room for pairs of about these lengths.
+    pub fn create_store(&mut self, shape: &KvShape) -> Result<KvStore> {
+        // Nobody who does not know it can choose keys that come together; a state is unlike any other, and not to be guessed.
+        let seed = RandomState::new().build_hasher().finish();
+        Kv::create(shape, seed, self)?.map(KvStore::open).map_err(argument)
+    }
+}
