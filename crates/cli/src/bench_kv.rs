@@ -8,6 +8,7 @@ use remora_study::machine::Machine;
 use serde_json::json;
 
 use crate::Failure;
+use crate::bench::{rows_json, rows_table};
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
 use crate::quantity::{self, up_to};
@@ -65,6 +66,7 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
         "rows",
         |rows| table(&report, rows),
         |rows| {
+            let goals = rows_json(&report.goals(rows));
             let mut report = json!(report);
             report["rows"] = json!(rows);
             json!({
@@ -74,6 +76,7 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
                 "seed": args.seed,
                 "seconds": args.seconds.as_secs_f64(),
                 "report": report,
+                "goals": goals,
             })
         },
     )
@@ -100,12 +103,7 @@ fn table(report: &KvReport, rows: &[KvRow]) -> String {
         }
         out.push('\n');
     }
-    let accesses = report.accesses;
-    let _ = writeln!(
-        out,
-        "\nAccesses of memory: {:.2} a GET, {:.2} a PUT that adds a key, {:.2} one that changes a value.",
-        accesses.get, accesses.add, accesses.change
-    );
+    let _ = write!(out, "\n{}\n", rows_table(&report.goals(rows)));
     for (store, seconds) in report.stores.iter().zip(&report.filled_s) {
         let _ = writeln!(out, "Filling {store} took {seconds:.1} s.");
     }

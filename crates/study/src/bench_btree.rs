@@ -52,7 +52,8 @@ pub struct BtreeBench {
 /// Keys of a scan.
 const SCAN: u32 = 100;
 /// What is measured.
-const WORKS: [(&str, Work); 3] = [("look-up", Work::Get), ("scan of 100", Work::Scan(SCAN)), ("insert", Work::Insert)];
+const WORKS: [(&str, Work); 4] =
+    [("look-up", Work::Get), ("scan of 100", Work::Scan(SCAN)), ("update", Work::Update), ("insert", Work::Insert)];
 /// Of look-ups, one in so many as scans and as inserts.
 const SCANS: u64 = 8;
 const INSERTS: u64 = 4;
@@ -122,7 +123,12 @@ impl Map for TreeIndex<u64, u64> {
                     let guard = Guard::new();
                     self.range(key.., &guard).take(count as usize).for_each(|pair| _ = black_box(pair));
                 }
-                Work::Update | Work::Insert => _ = black_box(self.insert(key, key)),
+                Work::Update => {
+                    // It has no other way: who looks meanwhile finds nothing.
+                    black_box(self.remove(&key));
+                    _ = black_box(self.insert(key, key));
+                }
+                Work::Insert => _ = black_box(self.insert(key, key)),
             }
         }
     }
@@ -187,7 +193,11 @@ impl Map for ByteIndex {
                     let from = bytes_of(key, self.1)..;
                     self.0.range(from, &guard).take(count as usize).for_each(|pair| _ = black_box(pair));
                 }
-                Work::Update | Work::Insert => _ = black_box(self.0.insert(room[..].into(), key)),
+                Work::Update => {
+                    black_box(self.0.remove(&room[..]));
+                    _ = black_box(self.0.insert(room[..].into(), key));
+                }
+                Work::Insert => _ = black_box(self.0.insert(room[..].into(), key)),
             }
         }
     }
@@ -387,13 +397,13 @@ mod tests {
             // The second inserts more keys than it begins with.
             for bench in [bench, BtreeBench { keys: 300, rounds: 3, ..bench }] {
                 let rows = bench.run(&mut |_, _| true).whole().unwrap();
-                assert_eq!(rows.len(), 3 * 2 * 3);
+                assert_eq!(rows.len(), 4 * 2 * 3);
                 assert!(rows.iter().all(|row| row.value > 0.0 && row.peer_value > 0.0 && row.ratio > 0.0));
                 let cut = bench.run(&mut |what, _| what != "scan of 100, 2 cores");
                 assert_eq!((cut.rows.len(), cut.wanted), (3 * 3, rows.len()));
                 assert!(matches!(cut.cut, Some(StudyError::Interrupted)));
                 let rows = BtreeBench { key_bytes: Some(20), ..bench }.run(&mut |_, _| true).whole().unwrap();
-                assert_eq!(rows.len(), 3 * 2 * 2);
+                assert_eq!(rows.len(), 4 * 2 * 2);
                 assert!(rows.iter().all(|row| row.value > 0.0 && row.peer_value > 0.0 && row.goal.is_none()));
             }
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// What `ucx_perftest` says of one transport.
 #[derive(Clone, Debug)]
 pub struct UcxRow {
-    /// UCX_TLS: "tcp", or "posix" for shared memory.
+    /// Its way: "tcp"; "posix", by shared memory that both have mapped; or "cma", by the kernel's cross-memory copy.
     pub transport: &'static str,
     /// 64 B put, one way, in nanoseconds.
     pub latency_ns: f64,
@@ -19,14 +19,14 @@ const PORT: u16 = 13_400;
 /// A test that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs it over TCP on loopback and over shared memory. Empty if it is not installed or fails.
+/// Runs it over TCP on loopback, over shared memory, and by the kernel's cross-memory copy. Empty if it is not installed or fails.
 pub fn ucx() -> Vec<UcxRow> {
     let mut port = PORT;
     let mut test = |transport, kind, size: &str, rounds: &str| {
         port += 1;
         measure(transport, kind, size, rounds, port)
     };
-    ["tcp", "posix"]
+    ["tcp", "posix", "cma"]
         .into_iter()
         .filter_map(|transport| {
             let latency = test(transport, "ucp_put_lat", "64", "20000")?;
@@ -59,7 +59,12 @@ fn measure(transport: &str, kind: &str, size: &str, rounds: &str, port: u16) -> 
 
 fn command(transport: &str, port: u16) -> Command {
     let mut command = Command::new("ucx_perftest");
-    let tls = if transport == "tcp" { "tcp" } else { "posix,self" };
+    let tls = match transport {
+        "tcp" => "tcp",
+        // It needs one that says where memory is.
+        "cma" => "cma,self,shm",
+        _ => "posix,self",
+    };
     command.env("UCX_TLS", tls).env("UCX_NET_DEVICES", if transport == "tcp" { "lo" } else { "all" });
     command.env("UCX_WARN_UNUSED_ENV_VARS", "n").arg("-p").arg(port.to_string()).stdin(Stdio::null());
     command

@@ -14,7 +14,7 @@ use crate::StudyError;
 use crate::peers::PeerError;
 use crate::peers::process::{Process, free_ports, until_up};
 
-const WHAT: &str = "memcached";
+pub(super) const NAME: &str = "memcached";
 /// How long it may take to serve.
 const START: Duration = Duration::from_secs(20);
 
@@ -30,16 +30,16 @@ pub(super) struct Memcached {
 impl Memcached {
     /// Starts it with room for the plan's pairs; `None` if it is not installed.
     pub fn start(directory: &Path, plan: &KvPlan) -> Result<Option<Self>, StudyError> {
-        let Some(program) = installed("memcached") else { return Ok(None) };
-        let failed = |error| PeerError::Connection { what: WHAT, error };
+        let Some(program) = installed(NAME) else { return Ok(None) };
+        let failed = |error| PeerError::Connection { what: NAME, error };
         let [port] = free_ports().map_err(failed)?;
         // An item takes about 56 bytes more than its key and value.
         let megabytes = ((plan.pairs * (KEY + VALUE + 96) as u64) >> 20) + 64;
         let (port_text, megabytes) = (port.to_string(), megabytes.to_string());
         let arguments = ["-l", "127.0.0.1", "-p", &port_text, "-U", "0", "-t", "1", "-m", &megabytes, "-u", "nobody"]
             .map(String::from);
-        let mut processes = vec![Process::start(&program, &arguments, &directory.join(WHAT))?];
-        let stream = until_up(WHAT, &mut processes, START, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok())?;
+        let mut processes = vec![Process::start(&program, &arguments, &directory.join(NAME))?];
+        let stream = until_up(NAME, &mut processes, START, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok())?;
         stream.set_nodelay(true).map_err(failed)?;
         let Some(process) = processes.pop() else { return Ok(None) };
         Ok(Some(Self { stream, out: Vec::new(), input: vec![0; 64 << 10], filled: 0, _process: process }))
@@ -51,14 +51,14 @@ impl Memcached {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             other => other,
         };
-        self.filled += received.map_err(|error| PeerError::Connection { what: WHAT, error })?;
+        self.filled += received.map_err(|error| PeerError::Connection { what: NAME, error })?;
         Ok(())
     }
 }
 
 impl KvTarget for Memcached {
     fn name(&self) -> &'static str {
-        WHAT
+        NAME
     }
 
     fn batch(&mut self, asks: &[KvAsk], done: &mut dyn FnMut(usize, Option<&[u8]>)) -> Result<(), StudyError> {
@@ -80,7 +80,7 @@ impl KvTarget for Memcached {
             self.out.extend_from_slice(&ask.value());
             self.out.extend_from_slice(b"\r\n");
         }
-        self.stream.write_all(&self.out).map_err(|error| PeerError::Connection { what: WHAT, error })?;
+        self.stream.write_all(&self.out).map_err(|error| PeerError::Connection { what: NAME, error })?;
         // Values come in the order of their keys, and those that are not there are left out.
         let (mut waiting, mut stored) = (gets(), puts());
         let (mut at, mut to_store, mut getting) = (0, puts().count(), gets().next().is_some());
@@ -125,7 +125,7 @@ impl KvTarget for Memcached {
                 }
                 other => {
                     let why = String::from_utf8_lossy(other).into_owned();
-                    return Err(PeerError::Answer { what: WHAT, why }.into());
+                    return Err(PeerError::Answer { what: NAME, why }.into());
                 }
             }
             at += end + 2;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
-use remora_lab::bench::BenchProgress;
+use remora_lab::bench::{BenchGoal, BenchProgress, BenchRow};
 use remora_store::kv::KvShape;
 use serde::Serialize;
 
@@ -25,6 +25,8 @@ pub const KEY: usize = 16;
 pub const VALUE: usize = 48;
 /// Requests under way while a store is filled.
 const FILL: usize = 32;
+/// Shares of GETs in per cent; the others are PUTs.
+const GETS: [u8; 3] = [100, 50, 0];
 /// How many slices a figure is measured in; stores take turns.
 const SLICES: u32 = 3;
 
@@ -138,6 +140,33 @@ pub struct KvReport {
     pub accesses: Accesses,
     /// Operations in all, each answer verified.
     pub verified: u64,
+}
+
+impl KvReport {
+    /// What Remora aims at, beside memcached where that is installed: five times its GETs, four times its PUTs; and the
+    /// accesses of memory of RAMBDA's store (HPCA 2023, section VI-B).
+    pub fn goals(&self, rows: &[KvRow]) -> Vec<BenchRow> {
+        let row = |what: String, unit, peer: &str, (value, peer_value), goal| {
+            let ratio = value / peer_value;
+            BenchRow { what, value, unit, peer: peer.into(), peer_value, ratio, goal: Some(goal) }
+        };
+        let mut goals = Vec::new();
+        let memcached = self.stores.iter().position(|store| *store == memcached::NAME);
+        for (gets, what, times) in [(100, "GET", 5.0), (0, "PUT", 4.0)] {
+            for found in rows.iter().filter(|found| found.gets == gets) {
+                let Some(theirs) = memcached.and_then(|at| found.ops_per_s.get(at)) else { continue };
+                let what = format!("{what}, {}, {} at once", found.popularity, found.batch);
+                let figures = (found.ops_per_s[0] / 1e3, theirs / 1e3);
+                goals.push(row(what, "k/s", memcached::NAME, figures, BenchGoal::RatioAtLeast(times)));
+            }
+        }
+        let Accesses { get, add, change } = self.accesses;
+        for (what, found, most) in [("a GET", get, 3.0), ("a PUT of a new key", add, 4.0), ("a PUT", change, 4.0)] {
+            let what = format!("accesses of memory, {what}");
+            goals.push(row(what, "", "RAMBDA's store", (found, most), BenchGoal::RatioAtMost(1.0)));
+        }
+        goals
+    }
 }
 
 /// What its requests did to a store, to check answers by.
@@ -278,9 +307,9 @@ pub fn run(plan: &KvPlan, progress: &mut BenchProgress<'_>) -> Result<(KvReport,
         filled_s.push(start.elapsed().as_secs_f64());
     }
     let popularities = [("uniform", Popularity::Uniform), ("zipfian 0.9", Popularity::Zipfian(0.9))];
-    let cells = 2 * popularities.len() * plan.batches.len();
+    let cells = GETS.len() * popularities.len() * plan.batches.len();
     let measured = MeasuredRows::by(cells, |rows| {
-        for gets in [100, 50] {
+        for gets in GETS {
             for (name, popularity) in popularities {
                 for &batch in &plan.batches {
                     let part = rows.len() as f64 / cells as f64;
