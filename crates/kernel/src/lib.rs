@@ -56,7 +56,7 @@ mod testing;
 mod traversal;
 mod vectored;
 
-pub use builtins::{BUILTINS, Builtin, Builtins, Input, Kernel, op};
+pub use builtins::{BUILTINS, Builtin, Builtins, Input, Kernel, Places, op};
 pub use call::{Call, CallFields, Status};
 pub use consistency::{ConsistencyParams, TRIES_BYTES, crc64};
 pub use get::{BUCKETS, Bucket, ENTRY_BYTES, GetParams, TableEntry};

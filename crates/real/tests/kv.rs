@@ -6,6 +6,7 @@ use std::time::Duration;
 use remora_kernel::kv::{KvParams, KvRef, hash, header, locate, pair, value_in};
 use remora_kernel::{Placement, Status, op};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion, RingConfig};
+use remora_service::CallKind;
 use remora_testing::eventually;
 
 /// Log2 of the buckets: few, so that chains are long.
@@ -135,6 +136,30 @@ fn callers_at_once_and_one_that_vanishes_leave_a_whole_store() {
             }
         }
     }
+}
+
+#[test]
+fn a_writer_whose_place_is_chosen_is_never_refused() {
+    let _node = Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip(51)) }).expect("node");
+    let mut client = Client::connect(ClientConfig::new(ip(51), ip(52))).expect("connection");
+    let (_region, at) = store(&mut client);
+    let put = |client: &mut Client, key: u32, bytes: &[u8], by_ring| {
+        let (params, mut ended) = (params(at, key, bytes), None);
+        let place = client.submit_auto(CallKind::of(op::KV_PUT, &params), &params, by_ring, 0).expect("room");
+        while ended.is_none() {
+            client.poll(&mut |_, status, _| ended = Some(status)).expect("connection");
+        }
+        (place, ended)
+    };
+    for n in 0..4000 {
+        let (place, ended) = put(&mut client, n % KEYS, b"value", false);
+        assert_eq!((ended, place == Placement::Client), (Some(Status::Ok), false), "call {n} at the {place}");
+    }
+    // What no message holds goes by rings, if there are any.
+    let long = vec![1; 5000];
+    assert_eq!(put(&mut client, 1, &long, true), (Placement::Host, Some(Status::BadParams)));
+    client.open_rings(Placement::Host, RingConfig::default()).expect("rings");
+    assert_eq!(put(&mut client, 1, &long, true), (Placement::Host, Some(Status::Ok)));
 }
 
 #[test]

@@ -10,6 +10,8 @@
 //! Probes and trials take less than 2 % of calls, but for those that first tell places apart; a place that is k times as
 //! slow is tried k times as seldom, so that they take about as little of the time. Calls move when a place was better in
 //! more than one trial, by more than the home's figures vary; each move makes the next one harder for a while.
+//!
+//! A kernel is tried at none but the places where it [may run](remora_kernel::Places).
 
 mod border;
 mod class;
@@ -20,6 +22,8 @@ mod tests;
 
 use std::fmt;
 
+use remora_kernel::btree::{LOCKED, NOT_OWNER};
+use remora_kernel::kv::NOT_HERE;
 use remora_kernel::{ConsistencyParams, GetParams, Placement, Status, TraversalParams, op};
 
 pub use border::BorderClimber;
@@ -252,7 +256,8 @@ impl fmt::Debug for Placer {
 pub fn is_result(status: Status) -> bool {
     match status {
         Status::Ok | Status::NotFound | Status::ReplyTooLong | Status::AccessDenied => true,
-        Status::LOST => false,
+        // Said at once, and elsewhere or later the call might be carried out: quick as that is, it is not what was asked for.
+        Status::LOST | LOCKED | NOT_OWNER | NOT_HERE => false,
         Status::Other(_) => true,
         Status::UnknownOp
         | Status::BadParams

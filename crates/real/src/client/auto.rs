@@ -1,6 +1,6 @@
 //! Calls whose place the client chooses.
 
-use remora_kernel::{Placement, Status};
+use remora_kernel::{Placement, Places, Status};
 use remora_service::{CallKind, Full, MAX_CALLS, MAX_REQUEST, Placer, Ticket, is_result};
 
 use super::Client;
@@ -80,13 +80,14 @@ impl Auto {
 
 impl Client {
     /// Starts a kernel where it is answered quickest, as [`placer`](Self::placer) finds out by the way; `by_ring` has it
-    /// take rings where there are some. Returns the place.
+    /// take rings where there are some. Returns the place. Parameters of a kernel that may not run here and no message holds
+    /// go to the host: without rings they end in [`Status::BadParams`].
     pub fn submit_auto(&mut self, kind: CallKind, params: &[u8], by_ring: bool, tag: u32) -> Result<Placement, Full> {
         let (op, under_way) = (kind.op, self.in_flight());
         let by_ring = |client: &Self, placement| by_ring && client.has_rings(placement);
-        // What does not fit into a packet goes where it does.
+        // What does not fit into a packet goes where it does, if it may run there.
         let too_long = match params.len() + HEADERS {
-            len if len > MAX_REQUEST => Some(Placement::Client),
+            len if len > MAX_REQUEST && Places::of(op).has(Placement::Client) => Some(Placement::Client),
             len if len > self.path_mtu() as usize => Some(Placement::Host),
             _ => None,
         };

@@ -1,6 +1,6 @@
 //! Calls that are alike, under one load: their home, and what other places would take.
 
-use remora_kernel::Placement;
+use remora_kernel::{Placement, Places};
 
 use super::cost::{Recent, Sum};
 use super::reason::{Reason, Why};
@@ -180,8 +180,10 @@ impl Class {
     ) -> Self {
         let mut class = Self { kind: Some(kind), load, generation, stride: 1, quiet: QUIET[0], ..Self::default() };
         class.tokens = ALLOWANCE[usize::from(load)];
+        let may = Places::of(kind.op);
         for (n, place) in class.places.iter_mut().enumerate() {
-            (place.there, place.prior) = (pin.map_or(env.there[n], |pin| index(pin) == n), prior[n]);
+            let there = env.there[n] && may.has(Placement::ALL[n]);
+            (place.there, place.prior) = (pin.map_or(there, |pin| index(pin) == n), prior[n]);
         }
         let there = || (0..PLACES).filter(|&n| class.places[n].there);
         // Where there is no prior: the NIC is never the worst by far.

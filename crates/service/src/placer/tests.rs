@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use remora_kernel::BUILTINS;
+
 use super::*;
 
 const KIND: CallKind = CallKind { op: 7, class: 0 };
@@ -222,6 +224,23 @@ fn who_pins_a_place_gets_it() {
     placer.pin_op(KIND.op, None);
     assert_eq!(placer.choose(KIND, 0, || 0).placement, Placement::Nic);
     assert_eq!(placer.counts().explored, 0);
+}
+
+#[test]
+fn a_kernel_is_tried_only_where_it_may_run_however_quick_a_refusal_is() {
+    for kernel in BUILTINS {
+        let (mut placer, mut now) = (placer(), 0);
+        for _ in 0..5000 {
+            let Choice { placement, ticket } = placer.choose(CallKind { op: kernel.op, class: 0 }, 0, || now);
+            now += if placement == Placement::Client { 100 } else { 10_000 };
+            ticket.into_iter().for_each(|ticket| placer.ended(ticket, now, true));
+        }
+        let at_client = placer.counts().calls[index(Placement::Client)] > 0;
+        assert_eq!(at_client, kernel.places.has(Placement::Client), "{}: {:?}", kernel.name, placer.counts());
+    }
+    for status in [Status::LOST, LOCKED, NOT_OWNER, NOT_HERE] {
+        assert!(!is_result(status), "{status:?}");
+    }
 }
 
 #[test]
