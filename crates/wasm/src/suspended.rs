@@ -25,7 +25,7 @@ type SharedSlot = Arc<Mutex<Slot>>;
 struct Slot {
     request: Option<Request>,
     answer: Option<Result<u64, Fault>>,
-    /// Bytes on their way in or out.
+    /// Bytes on their way in or out: a piece of an access at a time, as copying holds up all others, too.
     buffer: Vec<u8>,
     /// Fuel that was left when the module began to wait, before it paid for the access and after.
     fuel: (u64, u64),
@@ -158,8 +158,8 @@ async fn serve<M: Memory>(memory: &M, call: &mut Call, slot: &Mutex<Slot>, reque
     // Out of the lock: an access may take its time.
     let mut buffer = std::mem::take(&mut lock(slot).buffer);
     let answer = match request {
-        Request::Read { key, va } => read_in_pieces(memory, key, va, &mut buffer).await.map(|()| 0),
-        Request::Write { key, va } => write_in_pieces(memory, key, va, &buffer).await.map(|()| 0),
+        Request::Read { key, va } => memory.read(key, va, &mut buffer).await.map(|()| 0),
+        Request::Write { key, va } => memory.write(key, va, &buffer).await.map(|()| 0),
         Request::CompareSwap { key, va, expect, new } => memory.compare_swap(key, va, expect, new).await,
         Request::FetchAdd { key, va, n } => memory.fetch_add(key, va, n).await,
         Request::NextChunk => call.stream().next_up_to(buffer.len()).await.map(|chunk| {
@@ -169,28 +169,20 @@ async fn serve<M: Memory>(memory: &M, call: &mut Call, slot: &Mutex<Slot>, reque
             chunk.len() as u64
         }),
     };
+    // Others run between two pieces of a long access.
+    if buffer.len() == CHUNK as usize && matches!(request, Request::Read { .. } | Request::Write { .. }) {
+        give_way().await;
+    }
     let mut slot = lock(slot);
     (slot.buffer, slot.answer) = (buffer, Some(answer));
 }
 
-/// Others run between two pieces: each is an access of its own. An empty access is one, too.
-async fn read_in_pieces<M: Memory>(memory: &M, key: u32, mut va: u64, mut out: &mut [u8]) -> Result<(), Fault> {
-    while out.len() > CHUNK as usize {
-        let (piece, rest) = out.split_at_mut(CHUNK as usize);
-        memory.read(key, va, piece).await?;
-        give_way().await;
-        (va, out) = (va.wrapping_add(CHUNK.into()), rest);
-    }
-    memory.read(key, va, out).await
-}
-
-async fn write_in_pieces<M: Memory>(memory: &M, key: u32, mut va: u64, mut data: &[u8]) -> Result<(), Fault> {
-    while let Some((piece, rest)) = data.split_at_checked(CHUNK as usize).filter(|(_, rest)| !rest.is_empty()) {
-        memory.write(key, va, piece).await?;
-        give_way().await;
-        (va, data) = (va.wrapping_add(CHUNK.into()), rest);
-    }
-    memory.write(key, va, data).await
+/// The pieces of an access of so many bytes, each an access of its own: where it begins, and its length. An empty access is
+/// one, too.
+fn pieces(len: i32) -> impl Iterator<Item = (u32, i32)> {
+    let len = len as u32;
+    let begins = (0..len.div_ceil(CHUNK).max(1)).map(|n| n * CHUNK);
+    begins.map(move |at| (at, (len - at).min(CHUNK) as i32))
 }
 
 async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
@@ -212,44 +204,48 @@ async fn give_way() {
 
 type AsyncCaller<'a> = Caller<'a, State<SharedSlot>>;
 
-/// Waits until whoever polls the call has served the request, an access to `bytes`. They go and come in the slot's
-/// buffer.
-async fn ask(
-    caller: &mut AsyncCaller<'_>,
-    request: Request,
-    bytes: usize,
-    fill: impl FnOnce(&mut Vec<u8>),
-) -> Result<u64, Fault> {
+/// Waits until whoever polls the call has served the request, for which so much fuel was paid. Bytes go and come in the
+/// slot's buffer.
+async fn ask(caller: &mut AsyncCaller<'_>, request: Request, paid: u64) -> Result<u64, Fault> {
     let left = caller.get_fuel().unwrap_or(0);
     let slot = caller.data().place.clone();
     {
         let mut slot = lock(&slot);
-        slot.buffer.clear();
-        fill(&mut slot.buffer);
         (slot.request, slot.answer) = (Some(request), None);
-        slot.fuel = (left + access_fuel(bytes), left);
+        slot.fuel = (left + paid, left);
     }
     poll_fn(|_| lock(&slot).answer.take().map_or(Poll::Pending, Poll::Ready)).await
 }
 
 async fn read(mut caller: AsyncCaller<'_>, (key, va, ptr, len): (i32, i64, i32, i32)) -> wasmtime::Result<i32> {
-    let room = enter(&mut caller, ptr, len)?.0.len();
-    let request = Request::Read { key: key as u32, va: va as u64 };
-    match ask(&mut caller, request, room, |buffer| buffer.resize(room, 0)).await {
-        Ok(_) => {
-            let (bytes, state) = slice(&mut caller, ptr, len)?;
-            bytes.copy_from_slice(&lock(&state.place).buffer);
-            Ok(0)
+    let mut paid = access_fuel(enter(&mut caller, ptr, len)?.0.len());
+    for (at, len) in pieces(len) {
+        lock(&caller.data().place).buffer.resize(len as usize, 0);
+        let request = Request::Read { key: key as u32, va: (va as u64).wrapping_add(at.into()) };
+        if let Err(fault) = ask(&mut caller, request, std::mem::take(&mut paid)).await {
+            return Ok(abi::code(fault));
         }
-        Err(fault) => Ok(abi::code(fault)),
+        let (bytes, state) = slice(&mut caller, ptr.wrapping_add(at as i32), len)?;
+        bytes.copy_from_slice(&lock(&state.place).buffer);
     }
+    Ok(0)
 }
 
 async fn write(mut caller: AsyncCaller<'_>, (key, va, ptr, len): (i32, i64, i32, i32)) -> wasmtime::Result<i32> {
-    let data = enter(&mut caller, ptr, len)?.0.to_vec();
-    let request = Request::Write { key: key as u32, va: va as u64 };
-    let sent = ask(&mut caller, request, data.len(), |buffer| buffer.extend_from_slice(&data)).await;
-    Ok(sent.map_or_else(abi::code, |_| 0))
+    let mut paid = access_fuel(enter(&mut caller, ptr, len)?.0.len());
+    for (at, len) in pieces(len) {
+        let (bytes, state) = slice(&mut caller, ptr.wrapping_add(at as i32), len)?;
+        {
+            let buffer = &mut lock(&state.place).buffer;
+            buffer.clear();
+            buffer.extend_from_slice(bytes);
+        }
+        let request = Request::Write { key: key as u32, va: (va as u64).wrapping_add(at.into()) };
+        if let Err(fault) = ask(&mut caller, request, std::mem::take(&mut paid)).await {
+            return Ok(abi::code(fault));
+        }
+    }
+    Ok(0)
 }
 
 async fn compare_swap(
@@ -266,7 +262,7 @@ async fn fetch_add(caller: AsyncCaller<'_>, (key, va, n, ptr): (i32, i64, i64, i
 
 async fn atomic(mut caller: AsyncCaller<'_>, request: Request, ptr: i32) -> wasmtime::Result<i32> {
     enter(&mut caller, ptr, 8)?;
-    match ask(&mut caller, request, 8, |_| ()).await {
+    match ask(&mut caller, request, access_fuel(8)).await {
         Ok(was) => {
             slice(&mut caller, ptr, 8)?.0.copy_from_slice(&was.to_le_bytes());
             Ok(0)
@@ -275,13 +271,14 @@ async fn atomic(mut caller: AsyncCaller<'_>, request: Request, ptr: i32) -> wasm
     }
 }
 
-/// At most this much of a payload, or of the node's memory, goes into a module at a time.
+/// At most this much of a payload, or of the node's memory, goes into a module or out of it at a time.
 const CHUNK: u32 = 64 << 10;
 
 async fn next_chunk(mut caller: AsyncCaller<'_>, (ptr, len): (i32, i32)) -> wasmtime::Result<i32> {
     let len = (len as u32).min(CHUNK) as i32;
     let room = enter(&mut caller, ptr, len)?.0.len();
-    match ask(&mut caller, Request::NextChunk, room, |buffer| buffer.resize(room, 0)).await {
+    lock(&caller.data().place).buffer.resize(room, 0);
+    match ask(&mut caller, Request::NextChunk, access_fuel(room)).await {
         Ok(len) => {
             let (bytes, state) = slice(&mut caller, ptr, len as i32)?;
             bytes.copy_from_slice(&lock(&state.place).buffer[..len as usize]);

@@ -1,5 +1,6 @@
 //! Modules as users write them, good and hostile, at a place that never waits and at one that always does.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -395,4 +396,89 @@ fn a_start_function_is_paid_for() {
     }
     let alone = 25_000 * 6 / remora_kernel::TURN as usize;
     assert!(turns > CALLS * alone / 2, "{turns} turns for {CALLS} calls of which each takes {alone} by itself");
+}
+
+/// Memory that never makes a call wait, and notes its accesses: where the bytes of each lay, and how many they were.
+struct Noting<'a>(&'a HostMemory, RefCell<Vec<(usize, usize)>>);
+
+impl Noting<'_> {
+    fn note(&self, bytes: &[u8]) {
+        self.1.borrow_mut().push((bytes.as_ptr().addr(), bytes.len()));
+    }
+}
+
+impl Memory for Noting<'_> {
+    async fn read(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.note(out);
+        self.0.read(key, va, out).await
+    }
+    async fn write(&self, key: u32, va: u64, data: &[u8]) -> Result<(), Fault> {
+        self.note(data);
+        self.0.write(key, va, data).await
+    }
+    async fn compare_swap(&self, key: u32, va: u64, expect: u64, new: u64) -> Result<u64, Fault> {
+        self.0.compare_swap(key, va, expect, new).await
+    }
+    async fn fetch_add(&self, key: u32, va: u64, n: u64) -> Result<u64, Fault> {
+        self.0.fetch_add(key, va, n).await
+    }
+    fn set_limits(&self, limits: Limits) {
+        self.0.set_limits(limits);
+    }
+}
+
+#[test]
+fn a_large_access_holds_up_nobody_for_longer_than_a_piece_of_it() {
+    const PIECE: usize = 64 << 10;
+    const LEN: usize = 1_000_001;
+    let place = Place::new();
+    // Brings some bytes, and writes some elsewhere.
+    let copy = format!(
+        r#"(func (export "run") (param i32) (result i32)
+          (if (call $read {KEY_VA} (i32.const 2048) (i32.load (i32.const 1040))) (then (return (i32.const 20))))
+          (call $write (i32.load (i32.const 1024)) (i64.load (i32.const 1048)) (i32.const 2048) (i32.load (i32.const 1044))))"#
+    );
+    let bytes = wat::parse_str(module(&copy).replace(r#""memory") 1)"#, r#""memory") 16)"#)).unwrap();
+    let op = place.kernels.deploy("copies", &bytes, ModuleLimits::default(), Isolation::Reused).unwrap().op;
+    let buffer = Buffer::from_boxed(vec![0; 2 * LEN].into());
+    let region = place.registry.register(place.pd, &buffer, 0, 2 * LEN, Some(0), Access::all()).unwrap();
+    let data: Vec<u8> = (0..LEN).map(|n| (n % 251) as u8).collect();
+    region.write(0, &data).unwrap();
+    let run = |read: usize, write: usize| {
+        let sizes = [(read as u32).to_le_bytes(), (write as u32).to_le_bytes()].concat();
+        let mut call = Call::new(op, &[&at(region.key(), 0)[..], &sizes, &(LEN as u64).to_le_bytes()].concat(), 64);
+        let (memory, mut polls, mut before) = (place.fresh(), 0, 0);
+        let noting = Noting(&memory, RefCell::default());
+        let mut run = Box::pin(place.kernels.run(&noting, &mut call));
+        let status = loop {
+            let polled = run.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let moved: usize = noting.1.borrow().iter().map(|(_, len)| len).sum();
+            assert!(moved - before <= PIECE, "{} bytes by one poll", moved - before);
+            (polls, before) = (polls + 1, moved);
+            if let Poll::Ready(status) = polled {
+                break status;
+            }
+        };
+        drop(run);
+        (status, polls, noting.1.into_inner())
+    };
+    let (status, polls, accesses) = run(LEN, LEN);
+    assert_eq!((status, accesses.len()), (Status::Ok, 2 * LEN.div_ceil(PIECE)));
+    assert!(polls >= accesses.len() - 2, "{polls}");
+    // What is on its way lies in one place, a piece at a time.
+    for accesses in accesses.chunks(accesses.len() / 2) {
+        let begin = accesses.iter().map(|(at, _)| *at).min().unwrap_or(0);
+        let end = accesses.iter().map(|(at, len)| at + len).max().unwrap_or(0);
+        assert!(end - begin <= PIECE, "{} bytes at once", end - begin);
+    }
+    let mut copied = vec![0; LEN];
+    region.read(LEN as u64, &mut copied).unwrap();
+    assert!(copied == data);
+    // What the module has no memory for is not begun.
+    let (status, _, accesses) = run(8, 16 * 65_536);
+    assert_eq!((status, accesses.len()), (Status::Trapped, 1));
+    for (bytes, accesses) in [(0, 2), (PIECE, 2), (PIECE + 1, 4)] {
+        let (status, _, noted) = run(bytes, bytes);
+        assert_eq!((status, noted.len()), (Status::Ok, accesses), "{bytes} bytes");
+    }
 }
