@@ -193,16 +193,10 @@ impl Rings {
         Ok(ring)
     }
 
-    /// The requests of a pair are taken so many at a turn.
-    pub fn set_weight(&mut self, ring: u32, weight: u32) {
-        self.scheduler.set_weight(ring, weight);
-    }
-
     /// Closes a pair. Calls that came by it have no answer.
     pub fn close(&mut self, ring: u32) {
         let Some(closed) = self.rings.get_mut(ring as usize).and_then(Option::take) else { return };
         self.scheduler.sleep(ring);
-        self.scheduler.set_weight(ring, 1);
         self.holding -= usize::from(!closed.held.is_empty());
         for (number, _) in closed.held {
             self.shares.end(closed.client);
@@ -307,7 +301,7 @@ impl Rings {
         }
         signals.take(|number| {
             let Some(Some(ring)) = rings.get_mut(number as usize) else { return };
-            scheduler.wake(number);
+            scheduler.wake(ring.client, number);
             if !ring.held.is_empty() && !std::mem::replace(&mut ring.retries, true) {
                 retries.push(number);
             }
@@ -338,7 +332,7 @@ impl Rings {
             }
             if ring.held.is_empty() {
                 *holding -= 1;
-                scheduler.wake(number);
+                scheduler.wake(ring.client, number);
             }
         }
     }
@@ -356,14 +350,10 @@ impl Ingress for Rings {
         self.hear();
         let Self { rings, scheduler, shares: own, faults, dirty, .. } = self;
         loop {
-            // One whose answers have no room has no more calls taken: it is to read first.
-            let number = scheduler.next(|ring| {
-                let ring = rings.get(ring as usize).and_then(Option::as_ref);
-                ring.is_none_or(|ring| {
-                    ring.held.is_empty() && own.may_start(ring.client) && shares.may_start(ring.client)
-                })
-            })?;
-            let Some(Some(ring)) = rings.get_mut(number as usize) else {
+            let number = scheduler.next(|client| own.may_start(client) && shares.may_start(client))?;
+            let ring = rings.get_mut(number as usize).and_then(Option::as_mut);
+            // One whose answers have no room has no more calls taken: it is to read first, and wakes then.
+            let Some(ring) = ring.filter(|ring| ring.held.is_empty()) else {
                 scheduler.sleep(number);
                 continue;
             };

@@ -206,7 +206,7 @@ impl AcceleratorUnit {
                 }
                 for (ring, count) in found {
                     self.rings[ring].known += count;
-                    self.scheduler.wake(ring as u32);
+                    self.scheduler.wake(ring as u32, ring as u32);
                 }
                 self.take(world, now);
             }
