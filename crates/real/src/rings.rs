@@ -162,8 +162,9 @@ pub(crate) fn open(
     end.expect(0);
     let pd = nic.qp_init(qpn)?.pd;
     let copy = (memory.copy.1.va(), memory.copy.1.key());
-    let ring =
-        rings.open(client, RingPair { qpn, pd, end, copy, responses }).map_err(|e| Error::Argument(e.to_string()))?;
+    let ring = rings
+        .open(client, RingPair { qpn, pd, end, notify: config.notify, copy, responses })
+        .map_err(|e| Error::Argument(e.to_string()))?;
     let pointer = config.shape.pointer() as u64;
     let tap = RingTap { signals: rings.signals().clone(), ring, notify: config.notify, pointer, bell };
     if let Err(e) = nic.attach_tap(memory.ring.1.key(), Box::new(tap)) {

@@ -88,10 +88,10 @@ fn calls_by_rings_reach_the_kernels_of_both_places() {
 }
 
 /// Opens a pair of rings by hand: where the request ring is.
-fn open_by_hand(client: &mut Client, placement: Placement) -> RemoteRegion {
+fn open_by_hand(client: &mut Client, placement: Placement, notify: Notify) -> RemoteRegion {
     let shape = RingShape::new(8, 64);
     // Replies may go nowhere: nobody reads them.
-    let params = RingParams { placement, shape, notify: Notify::Ring, responses: (1 << 40, 1) };
+    let params = RingParams { placement, shape, notify, responses: (1 << 40, 1) };
     let reply = client.node_call("open rings", RING_OPEN, &params.encode()).expect("rings");
     let RingPlace { va, key } = RingPlace::decode(&reply).expect("an answer");
     RemoteRegion { va, key, len: shape.unwrap().memory() as u64 }
@@ -105,27 +105,29 @@ fn a_client_that_lies_loses_its_connection_and_nobody_else_notices() {
     let word = |len: u64, credit: u64| ((len + 1) | credit << 32).to_le_bytes();
     let mark = (0xa5u64 << 56).to_le_bytes();
     // A length that no frame has; credit for what was never sent; a mark that is none.
-    // A message too short for a call.
+    // A message too short for a call; a pointer further on than the ring is long.
+    let pointer = RingShape::new(8, 64).unwrap().pointer() as u64;
     let lies = [
-        word(5000, 0).to_vec(),
-        [word(0, 9), mark].concat(),
-        [word(0, 0), [1; 8]].concat(),
-        [word(0, 0), mark].concat(),
+        (Notify::Ring, 0, word(5000, 0).to_vec()),
+        (Notify::Ring, 0, [word(0, 9), mark].concat()),
+        (Notify::Ring, 0, [word(0, 0), [1; 8]].concat()),
+        (Notify::Ring, 0, [word(0, 0), mark].concat()),
+        (Notify::Pointer, pointer, 9u64.to_le_bytes().to_vec()),
     ];
     for placement in PLACES {
         honest.open_rings(placement, RingConfig::default()).expect("rings");
-        for lie in &lies {
+        for (notify, at, lie) in &lies {
             let mut liar = client(2, 3, LinkKind::Shm);
-            let ring = open_by_hand(&mut liar, placement);
+            let ring = open_by_hand(&mut liar, placement, *notify);
             // The connection may end before it hears that the WRITE has come.
-            let _ = liar.write(&ring, 0, lie);
+            let _ = liar.write(&ring, *at, lie);
             // It notices with one of its next calls.
             eventually(format!("the liar at the {placement} is cut off: {lie:?}"), || liar.node_cpu_ns().err());
             call(&mut honest, placement, &params, &expected, (20, 4));
         }
         // A call whose answer goes nowhere costs the caller its connection alone.
         let mut odd = client(2, 4, LinkKind::Shm);
-        let ring = open_by_hand(&mut odd, placement);
+        let ring = open_by_hand(&mut odd, placement, Notify::Ring);
         let no_op = [&word(16, 0)[..], &[9; 16], &mark].concat();
         let _ = odd.write(&ring, 0, &no_op);
         eventually(format!("the odd one at the {placement} is cut off"), || odd.node_cpu_ns().err());

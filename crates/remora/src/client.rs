@@ -333,7 +333,7 @@ impl Client {
 
     /// Has calls to the node's NIC or host go by rings in memory from now on (RAMBDA, HPCA 2023): a call and its reply are
     /// a WRITE each, and calls that are started together share one. Parameters may then be longer than a message, up to
-    /// 128 KB.
+    /// 64 KB.
     ///
     /// ```
     /// # use remora::{Client, Get, Node, Placement};

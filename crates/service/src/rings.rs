@@ -9,7 +9,7 @@ use std::sync::Arc;
 use remora_kernel::{Call, Status};
 use remora_memory::Pd;
 use remora_nic::{Qpn, SendOp, Sge, Time};
-use remora_ring::{RingEnd, RingError, RingScheduler, RingWrite, Signals};
+use remora_ring::{Notify, RingEnd, RingError, RingScheduler, RingWrite, Signals};
 
 use crate::ingress::{Ingress, Release, TakenCall};
 use crate::ring_call::{RingCall, RingReply};
@@ -71,6 +71,8 @@ pub struct RingPair {
     pub pd: Pd,
     /// The node's end.
     pub end: RingEnd,
+    /// How its client tells of requests.
+    pub notify: Notify,
     /// The memory that responses are written from: address and key.
     pub copy: (u64, u32),
     /// The response ring, in the client's memory: address and key.
@@ -292,15 +294,22 @@ impl Rings {
         }
     }
 
-    /// Takes signals in.
+    /// Takes signals in. A pointer came with them where a client tells of its requests so: it is no further on than its ring is
+    /// long.
     #[inline]
     fn hear(&mut self) {
-        let Self { rings, signals, scheduler, retries, .. } = self;
+        let Self { rings, signals, scheduler, retries, faults, .. } = self;
         if !signals.any() {
             return;
         }
         signals.take(|number| {
             let Some(Some(ring)) = rings.get_mut(number as usize) else { return };
+            if ring.pair.notify == Notify::Pointer
+                && let Err(error) = ring.pair.end.receiver().arrived(signals.pointer(number))
+            {
+                faults.push(RingFault { qpn: ring.pair.qpn, error });
+                return;
+            }
             scheduler.wake(ring.client, number);
             if !ring.held.is_empty() && !std::mem::replace(&mut ring.retries, true) {
                 retries.push(number);
@@ -444,7 +453,7 @@ mod tests {
     use super::*;
     use crate::CallTable;
     use remora_memory::{Buffer, Registry};
-    use remora_ring::{Notify, Receiver, RingShape, Sender};
+    use remora_ring::{Receiver, RingShape, Sender};
 
     /// A client's end, and both rings' memory.
     struct Caller {
@@ -465,6 +474,7 @@ mod tests {
             qpn: Qpn(client),
             pd,
             end: end(&memory(shape.bytes()), &requests),
+            notify: Notify::Ring,
             copy: (0, 0),
             responses: (0, 0),
         };
@@ -554,6 +564,26 @@ mod tests {
     }
 
     #[test]
+    fn a_pointer_further_on_than_its_ring_is_long_is_a_lie() {
+        for (notify, tail, lies) in [
+            (Notify::Pointer, 3, false),
+            (Notify::Pointer, 512, false),
+            (Notify::Pointer, 513, true),
+            (Notify::Pointer, u32::MAX, false),
+            // Who tells by the ring itself writes its pointer seldom: an old one says nothing.
+            (Notify::Ring, 1 << 30, false),
+        ] {
+            let (mut rings, mut table) = (Rings::default(), CallTable::new(8));
+            let (_caller, ring) = open(&mut rings, 1);
+            rings.rings[ring as usize].as_mut().unwrap().pair.notify = notify;
+            rings.signals().set_pointer(ring, tail);
+            assert!(table.take(0, &mut rings).is_none());
+            let lie = RingFault { qpn: Qpn(1), error: RingError::Pointer { tail, head: 0, entries: 512 } };
+            assert_eq!(rings.poll_fault(), lies.then_some(lie), "{notify:?} {tail}");
+        }
+    }
+
+    #[test]
     fn one_client_does_not_take_all_pairs() {
         let mut rings = Rings::default();
         let shape = RingShape::new(2, 64).unwrap();
@@ -563,7 +593,7 @@ mod tests {
                 (Sender::new(shape, memory(shape.bytes())), Receiver::new(shape, memory(shape.memory())));
             let end = RingEnd::new(sender, receiver, Notify::Ring);
             let pd = Registry::new([1; 32]).alloc_pd();
-            RingPair { qpn: Qpn(client), pd, end, copy: (0, 0), responses: (0, 0) }
+            RingPair { qpn: Qpn(client), pd, end, notify: Notify::Ring, copy: (0, 0), responses: (0, 0) }
         };
         let opened = (0..RINGS).take_while(|_| rings.open(1, pair(1)).is_ok()).count();
         assert_eq!(opened, RINGS as usize / 2);
