@@ -144,7 +144,8 @@ fn mutants(args: &StormChain, name: &str) -> Result<(), Failure> {
     for (name, mutation) in chosen {
         let found = (first..first + MUTANT_STORMS).find_map(|seed| {
             let report = storm(&ChainCase { seed, nodes: args.nodes.into(), mutation: Some(mutation) });
-            report.failure.filter(|failure| matches!(failure, ChainFailure::Wrong(_))).map(|failure| (seed, failure))
+            let found = |failure: &ChainFailure| !matches!(failure, ChainFailure::Broken(_));
+            report.failure.filter(found).map(|failure| (seed, failure))
         });
         let Some((seed, failure)) = found else {
             return Err(Failure::Failed(format!("{name} was not found from seed {first} on")));

@@ -15,9 +15,6 @@ use crate::ddp::View;
 use crate::member::{Durable, Standing};
 use crate::types::NodeId;
 
-/// Entries that are sent again at a time, and that are kept for later if they come too early.
-const AT_ONCE: usize = 1024;
-
 /// What a replica asks its world for, in order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ChainOutput {
@@ -487,9 +484,14 @@ impl Chain {
         }
         for entry in entries {
             asked |= entry.seq <= self.last;
-            if entry.seq > self.last && self.early.len() < AT_ONCE {
+            let full = self.mutant(ChainMutation::KeepsEarly) && self.early.len() >= self.config.at_once;
+            if entry.seq > self.last && !full {
                 self.marks.early += u64::from(entry.seq > self.last + 1);
                 self.early.insert(entry.seq, entry);
+            }
+            if self.early.len() > self.config.at_once {
+                // Not one of the first: what all wait for may be among them.
+                self.early.pop_last();
             }
         }
         if self.synced {
@@ -627,7 +629,7 @@ impl Chain {
             && let Some(acked) = self.acked
             && (acked.durable < self.last || acked.applied < self.applied || !self.ready.is_empty())
         {
-            let entries = self.entries_after(acked.durable).take(AT_ONCE).cloned().collect();
+            let entries = self.entries_after(acked.durable).take(self.config.at_once).cloned().collect();
             self.tell_commit();
             self.send(next, ChainMessage::Forward(entries));
         }

@@ -182,6 +182,25 @@ fn a_ring_goes_round_and_who_finds_it_full_waits() {
     assert_eq!(nodes.chains[0].data()[0], 16);
 }
 
+/// A connection breaks with an entry in it, and more come over the next one than are kept.
+#[test]
+fn an_entry_that_was_lost_is_taken_however_many_came_behind_it() {
+    let mut nodes = Nodes::with(2, |config| ChainConfig { at_once: 4, ..config });
+    let write =
+        |byte: u8| Transaction { writes: vec![put(64 * u64::from(byte), &[byte + 1])], ..Transaction::default() };
+    nodes.deaf = NodeSet::one(NodeId(1));
+    assert_eq!(nodes.ask(0, 0, write(0)), None);
+    nodes.deaf = NodeSet::EMPTY;
+    for number in 1..40 {
+        assert_eq!(nodes.ask(0, number.into(), write(number)), None);
+    }
+    for _ in 0..20 {
+        nodes.wake();
+    }
+    assert_eq!(nodes.replies.drain(..).count(), 40);
+    assert!(nodes.chains.iter().all(|chain| (0..40).all(|byte| chain.data()[64 * byte] == byte as u8 + 1)));
+}
+
 #[test]
 fn a_node_that_comes_back_is_the_chains_end_and_catches_up() {
     let mut nodes = Nodes::new(3, 1 << 12);

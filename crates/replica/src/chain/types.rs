@@ -164,6 +164,8 @@ pub struct ChainConfig {
     pub sessions: u32,
     /// Bytes that a learner gets at a time.
     pub piece: usize,
+    /// Entries that are sent again at a time, and that are kept if they come before one that they follow: 1 or more.
+    pub at_once: usize,
     /// After so long (ns) what was not answered is sent again.
     pub retry: Time,
     /// A lease's length (ns).
@@ -188,6 +190,7 @@ impl ChainConfig {
             waiting: 4096,
             sessions: 1024,
             piece: 64 << 10,
+            at_once: 1024,
             retry: 20_000_000,
             lease: 100_000_000,
             suspect: 200_000_000,
@@ -227,6 +230,8 @@ pub enum ChainMutation {
     NoLease,
     /// A request that is sent again is done again.
     ForgetsSessions,
+    /// Entries that came early leave no room for the one that they wait for.
+    KeepsEarly,
 }
 
 /// How often rare branches were reached.

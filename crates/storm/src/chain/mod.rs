@@ -73,13 +73,14 @@ impl ChainCase {
 }
 
 /// Seeded faults that storms find, by their names on the command line.
-pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 6] = [
+pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 7] = [
     ("early-ack", ChainMutation::EarlyAck),
     ("early-answer", ChainMutation::EarlyAnswer),
     ("no-queue", ChainMutation::NoQueue),
     ("dirty-read", ChainMutation::DirtyRead),
     ("no-lease", ChainMutation::NoLease),
     ("forgets-sessions", ChainMutation::ForgetsSessions),
+    ("keeps-early", ChainMutation::KeepsEarly),
 ];
 
 /// Why a storm failed.

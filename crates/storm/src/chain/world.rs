@@ -150,6 +150,7 @@ impl World {
         let mut config = ChainConfig::new(NodeId(0), NodeSet::first(case.nodes as u8), (LISTS * LIST) as usize);
         config.ring = *rng.pick(&[4 << 10, 64 << 10]);
         config.piece = *rng.pick(&[2 << 10, 64 << 10]);
+        config.at_once = *Rng::new(seed, Purpose::LaterShape).pick(&[1, 2, 1024]);
         (config.drift_ppm, config.mutation) = (DRIFT_PPM, case.mutation);
         let mut world = Rng::new(seed, Purpose::World);
         let base = *world.pick(&[20 * US, 200 * US, 2 * MS]);

@@ -114,7 +114,7 @@ impl World {
         let nodes = NodeSet::first(self.options.nodes);
         let mut config = ChainConfig::new(id(node), nodes, LAYOUT.data);
         (config.ring, config.cell, config.piece, config.retry) = (LAYOUT.ring, CELL, CELL as usize, 0);
-        (config.sessions, config.mutation) = (0, self.options.mutation);
+        (config.sessions, config.at_once, config.mutation) = (0, 1, self.options.mutation);
         config
     }
 
