@@ -6,7 +6,7 @@
 mod connections;
 mod under_way;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -39,6 +39,11 @@ const CLIENTS_HOLD: usize = 256 << 20;
 const LOOK_AFTER: usize = CLIENTS_HOLD / 8;
 /// How long a client may take nothing of what is sent to it, in nanoseconds.
 const TAKES: Time = 2_000_000_000;
+/// For what part of the time after which a node is suspected clients' frames are taken in one turn: others are to hear of this
+/// one, and it of them.
+const TURN: u64 = 20;
+/// Bytes of clients' frames that were not taken in a turn, above which nothing more is taken from the NIC.
+const UNTAKEN: usize = 1 << 20;
 /// Requests of all clients at one time.
 const REQUESTS: usize = 1 << 16;
 
@@ -53,6 +58,8 @@ pub(super) struct Server<S> {
     roles: BTreeMap<Qpn, Role>,
     clients: usize,
     next_client: u64,
+    /// Clients whose frames have not all been taken.
+    asking: VecDeque<Qpn>,
     /// Connections that have no role any more, and are closed at the end of the turn.
     leaving: Vec<(Qpn, ConnId)>,
     /// Bytes of answers since it was looked last whether clients hold too much.
@@ -151,6 +158,7 @@ impl<S: Service> Server<S> {
             roles: BTreeMap::new(),
             clients: 0,
             next_client: 0,
+            asking: VecDeque::new(),
             leaving: Vec::new(),
             answered: 0,
             under_way: UnderWay::default(),
@@ -177,8 +185,19 @@ impl<S: Service> Server<S> {
         self.config.addresses[usize::from(self.config.id)]
     }
 
-    /// Bytes on a connection.
-    fn bytes(&mut self, seat: &mut Seat<'_>, qpn: Qpn) {
+    /// What clients ask, one after the other, for some time.
+    fn asked(&mut self, seat: &mut Seat<'_>) {
+        let until = seat.clock.now() + self.config.suspect.as_nanos() as u64 / TURN;
+        while let Some(qpn) = self.asking.pop_front() {
+            self.bytes(seat, qpn, until);
+            if seat.clock.now() >= until {
+                return;
+            }
+        }
+    }
+
+    /// Bytes on a connection; a client's until some time, and at least one frame.
+    fn bytes(&mut self, seat: &mut Seat<'_>, qpn: Qpn, until: Time) {
         let Some(&role) = self.roles.get(&qpn) else { return };
         let mut inbound = self.streams.take(qpn);
         let sound = loop {
@@ -196,12 +215,16 @@ impl<S: Service> Server<S> {
                 Role::Caller(..) if self.proves(seat, qpn, frame) => {
                     // What follows is a node's.
                     self.streams.give_back(qpn, inbound);
-                    return self.bytes(seat, qpn);
+                    return self.bytes(seat, qpn, until);
                 }
                 Role::Caller(..) => false,
             };
             if !understood {
                 break false;
+            }
+            if matches!(role, Role::Client(..)) && seat.clock.now() >= until {
+                self.asking.push_back(qpn);
+                break true;
             }
         };
         self.streams.give_back(qpn, inbound);
@@ -382,13 +405,24 @@ impl<S: Service> Resident for Server<S> {
             work += 1;
             self.event(seat, event);
         }
-        while let Some(arrival) = self.streams.poll(seat.nic, seat.now.time()) {
+        let untaken: usize = self.asking.iter().map(|&qpn| self.streams.arrived(qpn)).sum();
+        while untaken <= UNTAKEN
+            && let Some(arrival) = self.streams.poll(seat.nic, seat.now.time())
+        {
             work += 1;
             match arrival {
-                Arrival::Bytes(qpn) => self.bytes(seat, qpn),
+                // Other nodes come first: a client may have sent much that is to be done.
+                Arrival::Bytes(qpn) if matches!(self.roles.get(&qpn), Some(Role::Client(..))) => {
+                    if !self.asking.contains(&qpn) {
+                        self.asking.push_back(qpn);
+                    }
+                }
+                Arrival::Bytes(qpn) => self.bytes(seat, qpn, Time::MAX),
                 Arrival::Broken(qpn) => self.cut_off(seat, qpn),
             }
         }
+        work += self.asking.len();
+        self.asked(seat);
         if self.journal.durable() > self.durable {
             work += 1;
             (self.durable, seat.now) = Now::after(|| self.journal.durable(), || seat.clock.now());

@@ -295,6 +295,11 @@ impl Streams {
         self.streams.get(&qpn).map_or(0, |stream| stream.out.len() - stream.sent)
     }
 
+    /// Bytes that have come and were not taken.
+    pub fn arrived(&self, qpn: Qpn) -> usize {
+        self.streams.get(&qpn).map_or(0, |stream| stream.inbound.len())
+    }
+
     /// Peers that are not favoured and have taken nothing of what was sent to them for longer than `patience` (ns).
     pub fn lazy(&self, now: Time, patience: Time) -> impl Iterator<Item = Qpn> {
         let lazy = move |stream: &Stream| {

@@ -75,10 +75,16 @@ impl Chain {
         if !self.serves() {
             return Err(ChainRefusal::NotServing);
         }
+        let wants = if transaction.writes.is_empty() { 0 } else { 1 + self.cells(transaction.extents()) };
         match self.head() {
+            _ if wants > self.config.keys => Err(ChainRefusal::Invalid),
             Some(head) if head != self.config.id && !transaction.writes.is_empty() => Err(ChainRefusal::NotHead(head)),
             _ if self.closed && !transaction.writes.is_empty() => Err(ChainRefusal::Full),
-            _ if self.requests.len() + self.reads.len() >= self.config.waiting => Err(ChainRefusal::Busy),
+            _ if self.requests.len() + self.reads.len() >= self.config.waiting
+                || wants > self.config.keys.saturating_sub(self.table.wanted()) =>
+            {
+                Err(ChainRefusal::Busy)
+            }
             _ => Ok(()),
         }
     }
@@ -120,10 +126,19 @@ impl Chain {
         under_way.filter(|entry| entry.writes.iter().any(touches)).map(|entry| entry.seq).next().unwrap_or(0)
     }
 
-    fn keys(&self, extents: impl Iterator<Item = Extent>) -> Vec<u64> {
+    fn cells_of(&self, extent: Extent) -> std::ops::RangeInclusive<u64> {
         let cell = self.config.cell;
-        let of = |extent: Extent| extent.offset / cell..=(extent.offset + u64::from(extent.length) - 1) / cell;
-        let mut keys: Vec<u64> = extents.flat_map(of).collect();
+        extent.offset / cell..=(extent.offset + u64::from(extent.length) - 1) / cell
+    }
+
+    /// How many keys these touch, those counted several times that several do: without making them.
+    fn cells(&self, extents: impl Iterator<Item = Extent>) -> usize {
+        let cells = extents.map(|extent| self.cells_of(extent));
+        cells.map(|cells| (cells.end() - cells.start() + 1) as usize).sum()
+    }
+
+    fn keys(&self, extents: impl Iterator<Item = Extent>) -> Vec<u64> {
+        let mut keys: Vec<u64> = extents.flat_map(|extent| self.cells_of(extent)).collect();
         keys.sort_unstable();
         keys.dedup();
         keys

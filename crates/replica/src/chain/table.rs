@@ -9,6 +9,8 @@ pub struct Table {
     queues: BTreeMap<u64, VecDeque<u64>>,
     /// Of each who waits, for how many keys.
     short: BTreeMap<u64, usize>,
+    /// How many keys those who have or want some have and want, all together.
+    wanted: usize,
 }
 
 impl Table {
@@ -16,6 +18,7 @@ impl Table {
     /// at once, behind those who came before it, so that no two wait for each other.
     pub fn enter(&mut self, ticket: u64, keys: &[u64]) -> bool {
         let mut short = 0;
+        self.wanted += keys.len();
         for &key in keys {
             let queue = self.queues.entry(key).or_default();
             short += usize::from(!queue.is_empty());
@@ -34,6 +37,7 @@ impl Table {
                 continue;
             };
             queue.pop_front();
+            self.wanted -= 1;
             let Some(next) = queue.front() else {
                 self.queues.remove(&key);
                 continue;
@@ -51,6 +55,11 @@ impl Table {
     /// How many wait.
     pub fn waiting(&self) -> usize {
         self.short.len()
+    }
+
+    /// How many keys all have and want together, those counted several times that several do.
+    pub fn wanted(&self) -> usize {
+        self.wanted
     }
 
     /// Nobody has or wants anything any more.

@@ -357,3 +357,25 @@ fn answers_are_made_as_far_as_there_is_room_for_them() {
     }
     come_in_parts(&mut nodes, 101);
 }
+
+/// What writes and reads much holds many keys, each of which the head's thread takes and gives back.
+#[test]
+fn keys_are_wanted_as_far_as_there_is_room_for_them() {
+    let mut nodes = Nodes::with(2, |config| ChainConfig { keys: 40, ..config });
+    let read = |cells: u32| Transaction {
+        reads: vec![at(0, 64 * cells)],
+        writes: vec![put(64, b"a")],
+        ..Transaction::default()
+    };
+    assert_eq!(nodes.ask(0, 0, read(39)), Some(ChainOutcome::Refused(ChainRefusal::Invalid)), "with what it writes");
+    nodes.deaf = NodeSet::one(NodeId(1));
+    assert_eq!(nodes.ask(0, 1, read(18)), None);
+    assert_eq!(nodes.ask(0, 2, read(18)), None);
+    assert_eq!(nodes.ask(0, 3, read(18)), Some(ChainOutcome::Refused(ChainRefusal::Busy)));
+    // Who only reads wants none.
+    assert_eq!(nodes.ask(0, 4, Transaction { reads: vec![at(0, 64 * 50)], ..Transaction::default() }), None);
+    nodes.deaf = NodeSet::EMPTY;
+    (0..3).for_each(|_| nodes.wake());
+    assert_eq!((nodes.replies.drain(..).count(), nodes.chains[0].table.wanted()), (3, 0));
+    assert!(matches!(nodes.ask(0, 5, read(38)), Some(ChainOutcome::Done(_))));
+}

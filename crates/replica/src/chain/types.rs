@@ -69,9 +69,9 @@ pub enum ChainRefusal {
     NotServing,
     /// Writes go to the head, which is this node.
     NotHead(NodeId),
-    /// It reaches beyond the data, writes a byte twice, or has more parts or bytes than there may be.
+    /// It reaches beyond the data, writes a byte twice, or has more parts, bytes or keys than there may be.
     Invalid,
-    /// Too many wait.
+    /// Too many wait, or for too many keys.
     Busy,
     /// A member's disk is full.
     Full,
@@ -160,6 +160,8 @@ pub struct ChainConfig {
     pub cell: u64,
     /// Transactions that wait at most.
     pub waiting: usize,
+    /// Keys that transactions that write want at most, one and all together: each costs the head time.
+    pub keys: usize,
     /// Sessions whose last request is remembered: those that wrote last.
     pub sessions: u32,
     /// Bytes that a learner gets at a time.
@@ -188,6 +190,7 @@ impl ChainConfig {
             ring: 256 << 10,
             cell: 64,
             waiting: 4096,
+            keys: 1 << 17,
             sessions: 1024,
             piece: 64 << 10,
             at_once: 1024,
