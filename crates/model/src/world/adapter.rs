@@ -152,8 +152,8 @@ impl Adapter {
 
     /// The NIC sees a command or its doorbell, and begins with it when it has all of it.
     pub fn see_command(&mut self, now: Ps, post: u32, bus: &mut Bus) -> Result<(), WorldError> {
-        let inline = self.commands[post as usize].2.len();
-        let here = self.hardware.borrow_mut().board.take(self.slot, now, inline);
+        let (_, qp, inline) = &self.commands[post as usize];
+        let here = self.hardware.borrow_mut().board.take(self.slot, now, inline.len(), qp.0);
         if here > now {
             bus.queue.push(here, Event::Take { nic: self.index, post });
             return Ok(());
@@ -183,8 +183,9 @@ impl Adapter {
 
     /// The last bit of a packet is here: the receive pipeline takes it.
     pub fn arrive(&mut self, now: Ps, packet: u32, bus: &mut Bus) {
-        let len = bus.packet(packet).bytes.len();
-        let taken = self.hardware.borrow_mut().board.receive(self.slot, now, len);
+        let bytes = &bus.packet(packet).bytes;
+        let qp = Bth::parse(bytes).map_or(0, |bth| bth.dest_qp);
+        let taken = self.hardware.borrow_mut().board.receive(self.slot, now, bytes.len(), qp);
         bus.queue.push(taken, Event::Receive { packet });
     }
 

@@ -16,7 +16,7 @@ use crate::component::hierarchy::Hierarchy;
 use crate::component::memory::{MemoryChannels, MemoryParams};
 use crate::component::memory_device::{MemoryDevice, device_of};
 use crate::component::nic::{DataPath, DataPathParams};
-use crate::component::nic_state::NicState;
+use crate::component::nic_state::{NicState, Way as Going};
 use crate::component::pcie::{Pcie, PcieParams, Way};
 use crate::component::socket::SocketLink;
 use crate::platform::CommandPath;
@@ -193,10 +193,10 @@ impl Board {
     }
 
     /// A NIC sees a command or its doorbell: when it begins with the command.
-    pub fn take(&mut self, nic: usize, now: Ps, inline: usize) -> Ps {
+    pub fn take(&mut self, nic: usize, now: Ps, inline: usize, qp: u32) -> Ps {
         let nic = &mut self.nics[nic];
         let here = nic.path.take(now, 1, inline as u64, &mut self.slots[nic.slot]).0;
-        nic.known(here, &mut self.slots)
+        nic.known((qp, Going::Out), here, &mut self.slots)
     }
 
     /// What software polls for is in memory at `landed`: when software has seen it. The completion of a NIC that fetches
@@ -383,10 +383,10 @@ impl Board {
 
     /// The last bit of a packet is here: when the engine has it. The pipeline works on words as they come, so what is
     /// left then is its depth and, where it holds packets until they are whole, another passage of all words.
-    pub fn receive(&mut self, nic: usize, now: Ps, len: usize) -> Ps {
+    pub fn receive(&mut self, nic: usize, now: Ps, len: usize, qp: u32) -> Ps {
         let nic = &mut self.nics[nic];
         let taken = nic.path.receive(now, len as u64).0;
-        nic.known(taken, &mut self.slots)
+        nic.known((qp, Going::In), taken, &mut self.slots)
     }
 
     // What it came to.
@@ -436,9 +436,9 @@ impl Board {
 
 impl NicPath {
     /// The NIC looks up what it keeps of a message's queue pair and region: when it has that.
-    fn known(&mut self, at: Ps, slots: &mut [Pcie]) -> Ps {
+    fn known(&mut self, message: (u32, Going), at: Ps, slots: &mut [Pcie]) -> Ps {
         match &mut self.state {
-            Some(state) => state.look_up(at, &mut slots[self.slot]),
+            Some(state) => state.look_up(message, at, &mut slots[self.slot]),
             None => at,
         }
     }

@@ -77,11 +77,13 @@ pub(super) struct Ended {
     status: Status,
 }
 
-/// A queue pair between a client and a node, and what each has for it.
+/// One or several queue pairs between a client and a node, and what each has for them.
 pub(super) struct Connection {
-    /// The NICs of client and node, and their queue pairs.
+    /// The NICs of client and node.
     pub nics: [u16; 2],
-    pub qps: [Qpn; 2],
+    /// Their queue pairs, of which commands take the next in turn.
+    qps: Vec<[Qpn; 2]>,
+    turn: usize,
     calls: CallSlots<Mark>,
     /// Calls that end here without a message: how, and with what reply.
     pub local: Vec<Option<(Status, Call)>>,
@@ -131,6 +133,16 @@ impl Fabric {
 
     /// Connects a client's NIC to a node's.
     pub fn connect(&mut self, client: impl Into<NicAt>, node: impl Into<NicAt>) -> Result<ConnectionId, WorldError> {
+        self.connect_by(client, node, 1)
+    }
+
+    /// The same by so many queue pairs.
+    pub fn connect_by(
+        &mut self,
+        client: impl Into<NicAt>,
+        node: impl Into<NicAt>,
+        queue_pairs: u16,
+    ) -> Result<ConnectionId, WorldError> {
         let nics = [self.nic(client.into())?, self.nic(node.into())?];
         self.bus.network.check(nics[CLIENT], nics[NODE])?;
         let number = self.connections.len() as u16;
@@ -139,13 +151,17 @@ impl Fabric {
         let [a, b] = nics.map(usize::from);
         self.serve_at(machines[NODE])?;
         let srq = self.fronts[b].as_ref().map(Front::srq);
-        let client = self.adapters[a].create_qp(inline, 0, None)?;
-        let qps = [client, self.adapters[b].create_qp(inline, MAX_CALLS as u32, srq)?];
         let ips = [self.adapters[a].ip, self.adapters[b].ip];
-        self.adapters[a].connect(qps[CLIENT], ips[NODE], qps[NODE], mtu)?;
-        self.adapters[b].connect(qps[NODE], ips[CLIENT], qps[CLIENT], mtu)?;
-        self.adapters[a].ends.insert(qps[CLIENT], (number, CLIENT));
-        self.adapters[b].ends.insert(qps[NODE], (number, NODE));
+        let mut all = Vec::new();
+        for _ in 0..queue_pairs.max(1) {
+            let client = self.adapters[a].create_qp(inline, 0, None)?;
+            let qps = [client, self.adapters[b].create_qp(inline, MAX_CALLS as u32, srq)?];
+            self.adapters[a].connect(qps[CLIENT], ips[NODE], qps[NODE], mtu)?;
+            self.adapters[b].connect(qps[NODE], ips[CLIENT], qps[CLIENT], mtu)?;
+            self.adapters[a].ends.insert(qps[CLIENT], (number, CLIENT));
+            self.adapters[b].ends.insert(qps[NODE], (number, NODE));
+            all.push(qps);
+        }
         let replies = self.machines[machines[CLIENT]].alloc(CallSlots::<Mark>::REPLY_BYTES)?;
         let requests = self.machines[machines[CLIENT]].alloc(MAX_CALLS * MAX_REQUEST)?;
         let staging = self.machines[machines[CLIENT]].alloc(SLOTS * SLOT)?;
@@ -156,7 +172,8 @@ impl Fabric {
         self.open_place(place, &staging);
         self.connections.push(Connection {
             nics,
-            qps,
+            qps: all.clone(),
+            turn: 0,
             calls: CallSlots::new(replies.0, replies.1),
             local: (0..MAX_CALLS).map(|_| None).collect(),
             requests: requests.1,
@@ -166,8 +183,10 @@ impl Fabric {
             messages,
             remote_calls: 0,
         });
-        for _ in 0..RECVS {
-            self.adapters[a].nic.post_recv(qps[CLIENT], 0, &[messages])?;
+        for [client, _] in all {
+            for _ in 0..RECVS {
+                self.adapters[a].nic.post_recv(client, 0, &[messages])?;
+            }
         }
         Ok(ConnectionId(number))
     }
@@ -334,8 +353,9 @@ impl Fabric {
 
     /// The software at one end of a connection hands its NIC a command.
     pub(super) fn issue(&mut self, connection: u16, end: usize, at: Ps, command: Posted, bytes: &[u8]) {
-        let Connection { nics, qps, .. } = &self.connections[usize::from(connection)];
-        self.adapters[usize::from(nics[end])].issue(at, qps[end], command, bytes, &mut self.bus);
+        let Connection { nics, qps, turn, .. } = &mut self.connections[usize::from(connection)];
+        *turn = (*turn + 1) % qps.len();
+        self.adapters[usize::from(nics[end])].issue(at, qps[*turn][end], command, bytes, &mut self.bus);
     }
 
     /// The client sends a call to the host: in the command if it fits, else from the memory that it has for this call.
@@ -414,8 +434,8 @@ impl Fabric {
         let Some(Echo { call, len, region, inline }) = connection.echo.clone() else { return Ok(()) };
         if end == CLIENT {
             connection.echo = None;
-            let (qp, messages) = (connection.qps[CLIENT], connection.messages);
-            self.adapters[usize::from(nic)].nic.post_recv(qp, 0, &[messages])?;
+            let messages = connection.messages;
+            self.adapters[usize::from(nic)].nic.post_recv(wc.qpn, 0, &[messages])?;
             self.end(number, call, Status::Ok);
             return Ok(());
         }
@@ -467,7 +487,7 @@ impl Fabric {
     fn take_reply(&mut self, number: u16, wc: &WorkCompletion) -> Result<(), WorldError> {
         let connection = &mut self.connections[usize::from(number)];
         let adapter = &mut self.adapters[usize::from(connection.nics[CLIENT])];
-        adapter.nic.post_recv(connection.qps[CLIENT], 0, &[connection.messages])?;
+        adapter.nic.post_recv(wc.qpn, 0, &[connection.messages])?;
         if let Some(reply) = connection.calls.take_reply(wc.imm, wc.byte_len) {
             self.reply.clear();
             self.reply.extend_from_slice(reply.bytes);

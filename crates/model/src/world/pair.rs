@@ -52,7 +52,9 @@ impl Pair {
             kernels,
             ops,
         )?;
-        let connections = (0..clients).map(|client| fabric.connect(client, clients)).collect::<Result<_, _>>()?;
+        let connections = (0..clients)
+            .map(|client| fabric.connect_by(client, clients, spec.queue_pairs))
+            .collect::<Result<_, _>>()?;
         let sum = |sum: &mut f64, share: f64| {
             *sum += share;
             Some(*sum)

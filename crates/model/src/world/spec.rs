@@ -221,6 +221,8 @@ pub struct PairSpec {
     pub clients: u16,
     /// The exponent of the zipfian by which clients have more or fewer of the calls; 0 is all alike.
     pub client_skew: f64,
+    /// Queue pairs of each, which its commands take in turn.
+    pub queue_pairs: u16,
     /// The part of packets that are lost on their way.
     pub loss: f64,
     /// The switch between them, if there is one.
@@ -246,7 +248,8 @@ impl PairSpec {
         let (client, node) = (MachineSpec::client(platform, state)?, MachineSpec::node(platform, state)?);
         let mtu = path_mtu(platform, &node)?;
         let (switch, rpc_place) = (platform.switch.clone(), Placement::Nic);
-        Ok(Self { client, node, clients: 1, client_skew: 0.0, loss: 0.0, switch, mtu, seed, rpc_place })
+        let (clients, client_skew, queue_pairs, loss) = (1, 0.0, 1, 0.0);
+        Ok(Self { client, node, clients, client_skew, queue_pairs, loss, switch, mtu, seed, rpc_place })
     }
 
     /// The part of the calls of each client, the largest first.

@@ -7,6 +7,7 @@ use remora_memory::Region;
 use remora_store::{Place, list};
 
 use super::*;
+use crate::component::nic_state::Served;
 use crate::time::Ps;
 
 /// A platform whose software sees at once what has landed, so that sums come out to the picosecond.
@@ -199,6 +200,41 @@ fn traced(name: &str, placement: Placement, seed: u64) -> Vec<TraceEntry> {
         assert!(pair.poll(&mut |_| ended += 1).unwrap());
     }
     pair.trace()
+}
+
+#[test]
+fn what_a_nic_has_no_room_for_delays_messages_and_puts_none_before_another_of_its_queue_pair() {
+    for name in ["rambda", "bluefield2"] {
+        let platform = Platform::load(name).unwrap();
+        for placement in placements(&platform) {
+            let mut last = Ps::ZERO;
+            for queue_pairs in [10, 7_000, 100_000] {
+                let served = Served { queue_pairs, regions: 1 };
+                let mut spec = PairSpec::new(&platform, 0, 7).unwrap().serving(placement);
+                spec.client = spec.client.keeping(&platform, served);
+                spec.node = spec.node.keeping(&platform, served);
+                for (ours, under_way) in [(1, 16), (1, 64), (16, 64)] {
+                    let spec = PairSpec { queue_pairs: ours, ..spec.clone() };
+                    let mut pair = Pair::new(&spec).unwrap();
+                    let (params, _) = load_list(&mut pair, 2);
+                    let (mut begun, mut ended) = (0, 0);
+                    while ended < 1_000 {
+                        while begun < 1_000 && begun - ended < under_way {
+                            pair.submit(placement, op::TRAVERSAL, &params, 0).unwrap();
+                            begun += 1;
+                        }
+                        assert!(pair.poll(&mut |_| ended += 1).unwrap());
+                    }
+                    let what = format!("{name} {placement}, {under_way} under way by {ours} of {queue_pairs}");
+                    assert_eq!(pair.counts().retransmits, 0, "{what}");
+                    if under_way == 16 {
+                        assert!(pair.now() > last, "{what}: {:?} after {last:?}", pair.now());
+                        last = pair.now();
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[test]
