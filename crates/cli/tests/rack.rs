@@ -48,7 +48,7 @@ fn connections_are_what_they_were() {
         let words = ["600", "/usr/bin/python3", program.to_str().expect("a path"), "all", seed];
         let output = end(start(&["--after", after], "timeout", &words), "rack.py");
         let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(said.lines().count(), 30, "{said}");
+        assert_eq!(said.lines().count(), 34, "{said}");
     }
 }
 

@@ -31,8 +31,14 @@ fn result(result: isize) -> ssize_t {
 pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
     let Some(used) = socket::find(fd) else { return plain() };
     let socket = used.address();
-    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+    if flags & libc::MSG_ERRQUEUE != 0 {
         return plain();
+    }
+    if flags & libc::MSG_OOB != 0 {
+        return match socket.link().filter(|link| stream::urgent_is_in_ring(link)) {
+            Some(link) => result(stream::recv_urgent(socket, link, parts, flags)),
+            None => plain(),
+        };
     }
     loop {
         stream::tick(socket, fd, 0);
@@ -55,7 +61,8 @@ pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> s
 pub fn transmit(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
     let Some(used) = socket::find(fd) else { return plain() };
     let socket = used.address();
-    if flags & (libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 {
+    // Positions in the kernel's stream do not tell of what is urgent there.
+    if flags & libc::MSG_FASTOPEN != 0 || flags & libc::MSG_OOB != 0 && stream::keeps_to_kernel(socket) {
         return plain();
     }
     loop {
@@ -160,7 +167,9 @@ c_functions! {
         let got = receive(fd, &parts, flags, || { by_kernel.set(true); plain() });
         if !by_kernel.get() && got >= 0 {
             // SAFETY: as above.
-            unsafe { ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0) };
+            unsafe { ((*message).msg_namelen, (*message).msg_controllen) = (0, 0) };
+            // SAFETY: as above.
+            unsafe { (*message).msg_flags = flags & libc::MSG_OOB };
         }
         got
     }
@@ -221,11 +230,15 @@ c_functions! {
         }
         // SAFETY: a header of the program's, and its parts.
         let (header, parts) = unsafe { (&*message, list((*message).msg_iov, (*message).msg_iovlen)) };
-        // What goes beside bytes does not go through a ring.
         if header.msg_controllen > 0 && socket::find(fd).is_some_and(|socket| socket.link().is_some()) {
-            return result(-(libc::EINVAL as isize));
-        }
-        if header.msg_controllen > 0 && !header.msg_control.is_null() {
+            // What goes beside bytes is the kernel's to refuse; what it takes means nothing to a connection.
+            let alone = msghdr { msg_iov: std::ptr::null_mut(), msg_iovlen: 0, ..*header };
+            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+            let refused = sys::call!(SYS_sendmsg, fd, &raw const alone, flags);
+            if refused == -c_long::from(libc::EINVAL) {
+                return result(refused as isize);
+            }
+        } else if header.msg_controllen > 0 && !header.msg_control.is_null() {
             // SAFETY: the program's bytes, as its header says.
             let control = unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen as _) };
             if let Some((control, _ends)) = handover::passing(control) {
@@ -370,8 +383,17 @@ c_functions! {
         {
             if request == libc::FIONREAD as c_ulong && stream::drained(link) {
                 // SAFETY: the program's place for the number.
-                unsafe { argument.write_unaligned(link.readable().unwrap_or(0) as c_int) };
+                unsafe { argument.write_unaligned(stream::unread(link) as c_int) };
                 return 0;
+            }
+            if request == sys::SIOCATMARK && stream::urgent_is_in_ring(link) {
+                // SAFETY: as above.
+                unsafe { argument.write_unaligned(c_int::from(stream::is_at_mark(link))) };
+                return 0;
+            }
+            if request == libc::FIOASYNC as c_ulong {
+                // SAFETY: a number of the program's.
+                link.wish_always(unsafe { argument.read_unaligned() } != 0);
             }
             if request == libc::FIONBIO as c_ulong {
                 // SAFETY: a number of the program's.
@@ -383,6 +405,13 @@ c_functions! {
             handover::said(fd, request == libc::FIONCLEX as c_ulong);
         }
         done
+    }
+
+    fn sockatmark(fd: c_int) -> c_int {
+        let mut is = 0;
+        // SAFETY: room for the answer.
+        let done = unsafe { ioctl(fd, sys::SIOCATMARK, &raw mut is) };
+        if done < 0 { done } else { is }
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
@@ -399,11 +428,11 @@ c_functions! {
             match (level, name) {
                 // Bells are to be heard at once.
                 (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) if ringed => return 0,
-                (libc::IPPROTO_TCP, libc::TCP_ULP) | (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if ringed => {
+                (libc::IPPROTO_TCP, libc::TCP_ULP) if ringed => {
                     return result(-(libc::ENOPROTOOPT as isize)) as c_int;
                 }
                 (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR)
-                | (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_RCVLOWAT) => used.never(),
+                | (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => used.never(),
                 _ => {}
             }
         }
@@ -415,6 +444,27 @@ c_functions! {
                 libc::SO_SNDTIMEO => used.tx_timeout.store(sys::get_timeout(fd, name), Ordering::Relaxed),
                 _ => {}
             }
+            match used.link() {
+                Some(link) if name == libc::SO_OOBINLINE => stream::set_inline(link, fd),
+                Some(link) if name == libc::SO_RCVLOWAT && done == 0 => stream::take_low_mark(link, fd),
+                _ => {}
+            }
+        }
+        done
+    }
+
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        let done = next!(getsockopt:
+            fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int, fd, level, name, value, len);
+        if done == 0
+            && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
+            && let Some(used) = socket::find(fd)
+            && let Some(link) = used.link()
+        {
+            let mark = (stream::low_mark(link) as c_int).to_ne_bytes();
+            let written = mark.len().min(room(len) as usize);
+            // SAFETY: the kernel has just written as many bytes there.
+            unsafe { std::ptr::copy_nonoverlapping(mark.as_ptr(), value.cast(), written) };
         }
         done
     }
@@ -642,15 +692,11 @@ fn controlled(fd: c_int, command: c_int, argument: c_ulong, done: c_int) -> c_in
             return done & !libc::FD_CLOEXEC;
         }
         libc::F_SETFL => {
-            if let Some(used) = socket::find(fd) {
-                match used.link() {
-                    Some(link) => {
-                        link.set_own(Word::NonBlocking, u64::from(argument & libc::O_NONBLOCK as c_ulong != 0));
-                    }
-                    // Signals tell of the kernel's bytes only.
-                    None if argument & libc::O_ASYNC as c_ulong != 0 => used.never(),
-                    None => {}
-                }
+            if let Some(used) = socket::find(fd)
+                && let Some(link) = used.link()
+            {
+                link.set_own(Word::NonBlocking, u64::from(argument & libc::O_NONBLOCK as c_ulong != 0));
+                link.wish_always(argument & libc::O_ASYNC as c_ulong != 0);
             }
         }
         _ => {}
@@ -699,17 +745,11 @@ fn ended(socket: &Socket, fd: c_int, how: c_int) -> bool {
     if let Some(link) = socket.link() {
         stream::progress(socket, link, fd);
     }
-    {
-        // Whoever settles a direction finds it ended, or has settled it before the kernel ends it.
-        let _one_at_a_time = socket.settling.lock();
-        if sends_no_more && socket.link().is_none_or(|link| link.own(Word::Switched) == 0) {
-            socket.half_closed.store(true, Ordering::Release);
-            socket.never();
-            if how == libc::SHUT_RDWR && socket.link().is_some() {
-                socket.deaf.store(true, Ordering::Release);
-            }
-            return false;
+    if sends_no_more && stream::keeps_to_kernel(socket) {
+        if how == libc::SHUT_RDWR && socket.link().is_some() {
+            socket.deaf.store(true, Ordering::Release);
         }
+        return false;
     }
     if how == libc::SHUT_RD {
         // Before there are rings as well: the kernel's end is this one's own then.

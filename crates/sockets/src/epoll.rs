@@ -20,6 +20,7 @@ use crate::{spin, stream, sys};
 
 const IN: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
 const OUT: u32 = (EPOLLOUT | libc::EPOLLWRNORM) as u32;
+const PRI: u32 = libc::EPOLLPRI as u32;
 const RDHUP: u32 = EPOLLRDHUP as u32;
 const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;
 const ET: u32 = EPOLLET as u32;
@@ -188,7 +189,7 @@ fn kernel_events(socket: &Socket, events: u32) -> u32 {
                 // Of bells behind bytes that nobody takes the kernel tells once each, too.
                 && (link.peer(Word::Drained) != 0 || events & IN == 0 && events & OUT != 0) =>
         {
-            events & libc::EPOLLPRI as u32 | EPOLLIN as u32 | RDHUP | ET
+            events & PRI | EPOLLIN as u32 | RDHUP | ET
         }
         Some(link) if link.own(Word::Switched) != 0 => events & !OUT,
         _ => events,
@@ -490,6 +491,9 @@ impl Epoll {
             entry.fired = true;
             // The kernel has forgotten what it watched, if the event was its own.
             entry.kernel = if by_kernel && entry.kernel & ONESHOT != 0 { 0 } else { entry.kernel };
+        } else if kernel & ALWAYS != 0 && entry.events & ET == 0 {
+            // The kernel tells of it again as long as it is so.
+            entry.kernel = u32::MAX;
         }
         entry.sync(epfd, index);
         mask
@@ -658,6 +662,9 @@ fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> Option<(u32
     let (input, room) = stream::readiness(socket, link);
     // Before a direction has changed over the kernel's word counts.
     let mut mask = kernel & !(IN | OUT);
+    if stream::urgent_is_in_ring(link) {
+        mask = mask & !PRI | if stream::has_urgent(link) { PRI } else { 0 };
+    }
     mask |= if drained { if input { IN } else { 0 } } else { kernel & IN };
     mask |= if link.own(Word::Switched) != 0 { if room { OUT } else { 0 } } else { kernel & OUT };
     if ended != 0 {

@@ -7,9 +7,9 @@
 //!
 //! | who        | writes                                                                                     |
 //! |------------|--------------------------------------------------------------------------------------------|
-//! | producer   | `Tail`, `HeadSeen`, `Switched`, `Fin`, `Bells`, `TxLock`                                   |
-//! | consumer   | `Head`, `TailSeen`, `Ready`, `Taken`, `Gone`, `Drained`, `RxLock`                          |
-//! | the end that sends here | `Holders`, `NonBlocking`, `Eof`, `Forked`, for all processes that share it     |
+//! | producer   | `Tail`, `HeadSeen`, `Switched`, `Fin`, `Bells`, `Urgent`, `TxLock`                         |
+//! | consumer   | `Head`, `TailSeen`, `Ready`, `Taken`, `Gone`, `Drained`, `BellsTaken`, `UrgentTaken`, `RxLock` |
+//! | the end that sends here | `Holders`, `NonBlocking`, `Eof`, `Forked`, `LowMark`, `Inline`, for all processes that share it |
 //! | both       | `Armed`: the end that sends here wants a bell; the other one takes the wish and rings      |
 //!
 //! Each end looks at the other's position only when the one that it saw last does not do: a line that is left to the other
@@ -38,6 +38,8 @@ pub const WANT_DATA: u64 = 1;
 pub const WANT_ROOM: u64 = 2;
 /// The same wishes, so many bits further up, of who sleeps on the word itself: no bell is needed for these.
 const DOZING: u32 = 2;
+/// A wish for a bell whenever there are data, so many bits up from the one that is taken: of who is told of them by signals.
+const ALWAYS: u32 = 4;
 /// So long does anybody sleep on the word: only the kernel's connection tells of a peer's death.
 const DOZE: u64 = 5_000_000;
 
@@ -51,11 +53,15 @@ pub enum Word {
     Switched = 256,
     Fin = 264,
     Bells = 272,
+    /// The position behind the urgent byte that was sent last; 0 if there was none.
+    Urgent = 280,
     Ready = 384,
     Gone = 392,
     Drained = 400,
     BellsTaken = 408,
     Taken = 416,
+    /// The one that was received apart.
+    UrgentTaken = 424,
     TxLock = 512,
     RxLock = 640,
     Armed = 768,
@@ -63,6 +69,10 @@ pub enum Word {
     NonBlocking = 904,
     Eof = 912,
     Forked = 920,
+    /// `SO_RCVLOWAT`; 0 is as 1.
+    LowMark = 928,
+    /// `SO_OOBINLINE`.
+    Inline = 936,
 }
 
 /// A peer wrote what no honest one writes.
@@ -206,11 +216,26 @@ impl Link {
         }
     }
 
+    /// Wishes for a bell whenever there are data, whoever takes the other wishes, or does so no more.
+    pub fn wish_always(&self, is: bool) {
+        let at = self.half(self.end) + Word::Armed as usize;
+        let (bit, set) = (WANT_DATA << ALWAYS, u64::from(is) * (WANT_DATA << ALWAYS));
+        let mut before = self.load(at);
+        while !self.swap_if(at, before, before & !bit | set) {
+            before = self.load(at);
+        }
+    }
+
+    /// Whether it does.
+    pub fn wishes_always(&self) -> bool {
+        self.own(Word::Armed) & WANT_DATA << ALWAYS != 0
+    }
+
     /// Whether the peer wants a bell for one of these, or sleeps until one would come: after this end's position has moved.
     #[inline]
     pub fn is_wished(&self, wishes: u64) -> bool {
         let armed = self.shared.load_ordered(self.half(self.end.other()) + Word::Armed as usize);
-        armed.unwrap_or(0) & (wishes | wishes << DOZING) != 0
+        armed.unwrap_or(0) & all(wishes) != 0
     }
 
     /// Whether the peer wants a bell for one of these; if so, its wishes are taken, and the caller rings. Who sleeps on the
@@ -221,14 +246,14 @@ impl Link {
         let at = self.half(self.end.other()) + Word::Armed as usize;
         loop {
             let before = self.load(at);
-            if before & (wishes | wishes << DOZING) == 0 {
+            if before & all(wishes) == 0 {
                 return false;
             }
-            if self.swap_if(at, before, 0) {
-                if before >> DOZING != 0 {
+            if self.swap_if(at, before, before & WANT_DATA << ALWAYS) {
+                if before & (WANT_DATA | WANT_ROOM) << DOZING != 0 {
                     sys::futex_wake(self.shared.addr() + at as u64);
                 }
-                return before & (WANT_DATA | WANT_ROOM) != 0;
+                return before & (WANT_DATA | WANT_ROOM | wishes << ALWAYS) != 0;
             }
         }
     }
@@ -290,6 +315,11 @@ impl Link {
     fn store(&self, at: usize, value: u64) {
         let _ = self.shared.store_u64(at, value);
     }
+}
+
+/// Whatever stands for these wishes in `Armed`.
+const fn all(wishes: u64) -> u64 {
+    wishes | wishes << DOZING | (wishes & WANT_DATA) << ALWAYS
 }
 
 /// What is locked.
@@ -356,6 +386,20 @@ mod tests {
         assert_eq!(low.arm(WANT_DATA), 0);
         assert!(!high.take_wish(WANT_ROOM));
         assert!(high.take_wish(WANT_DATA) && !high.take_wish(WANT_DATA));
+    }
+
+    #[test]
+    fn a_wish_for_ever_is_not_taken() {
+        let (low, high) = pair();
+        low.wish_always(true);
+        for _ in 0..2 {
+            assert!(high.is_wished(WANT_DATA) && high.take_wish(WANT_DATA) && high.take_wish(WANT_DATA | WANT_ROOM));
+            assert!(!high.is_wished(WANT_ROOM) && !high.take_wish(WANT_ROOM));
+            low.arm(WANT_ROOM);
+            assert!(high.take_wish(WANT_ROOM) && !high.take_wish(WANT_ROOM));
+        }
+        low.wish_always(false);
+        assert!(!high.is_wished(WANT_DATA) && !high.take_wish(WANT_DATA));
     }
 
     #[test]

@@ -128,7 +128,7 @@ pub fn attach(socket: &'static Socket, fd: c_int) {
     } else if new {
         // Later perhaps.
         socket.ops.store(0, Ordering::Relaxed);
-        socket.state.store(state::PLAIN, Ordering::Release);
+        let _ = socket.state.compare_exchange(state::WAITING, state::PLAIN, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 

@@ -60,8 +60,8 @@ pub struct Socket {
     pub settled: AtomicBool,
     /// One thread at a time sees to that.
     pub settling: Spin<()>,
-    /// The kernel's connection was closed to sending before this end changed over.
-    pub half_closed: AtomicBool,
+    /// Sending stays with the kernel: before this end changed over it was ended there, or something urgent was sent.
+    pub kernel_sends: AtomicBool,
     /// `shutdown(SHUT_RD)`.
     pub deaf: AtomicBool,
     /// A sender was told that there is no room, and has not been told since that there is.
@@ -125,18 +125,18 @@ impl Socket {
         unsafe { (*self.link.get()).as_ref() }
     }
 
-    /// From now on it has rings.
+    /// From now on it has rings, unless it has become one that never will.
     pub fn set_link(&self, link: Link) {
         // SAFETY: the state does not say yet that it may be read, and one thread at a time comes here.
         unsafe { *self.link.get() = Some(link) };
-        self.state.store(state::RINGED, Ordering::Release);
+        let (waiting, ringed) = (state::WAITING, state::RINGED);
+        let _ = self.state.compare_exchange(waiting, ringed, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// The rack does nothing for it.
+    /// The rack does nothing for it, if it has no rings yet.
     pub fn never(&self) {
-        if self.state() != state::RINGED {
-            self.state.store(state::NEVER, Ordering::Release);
-        }
+        let change = |now| (now != state::RINGED).then_some(state::NEVER);
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
     }
 
     /// Begins a call that sends by the kernel. False if the ring is the way by now.
@@ -379,7 +379,7 @@ impl Socket {
             &self.no_kernel_tx,
             &self.no_kernel_rx,
             &self.settled,
-            &self.half_closed,
+            &self.kernel_sends,
             &self.deaf,
             &self.blocked,
             &self.spare,

@@ -5,11 +5,13 @@
 use std::ffi::c_int;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::link::{Link, Locked, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
+use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
 use crate::socket::{Socket, state, stays};
 use crate::{epoll, rack, spin, sys};
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
+const INVALID: isize = -(libc::EINVAL as isize);
+const NO_BUFFERS: isize = -(libc::ENOBUFS as isize);
 const RESET: isize = -(libc::ECONNRESET as isize);
 const PIPE: isize = -(libc::EPIPE as isize);
 
@@ -45,11 +47,7 @@ pub fn tick(socket: &'static Socket, fd: c_int, bytes: usize) {
 /// Whether the rack can do for this socket what the kernel does.
 pub fn fits(socket: &Socket, fd: c_int) -> bool {
     let is = |name, value| sys::get_int(fd, libc::SOL_SOCKET, name) == Some(value);
-    is(libc::SO_RCVLOWAT, 1)
-        && is(libc::SO_OOBINLINE, 0)
-        && is(libc::SO_ZEROCOPY, 0)
-        && !socket.in_use_elsewhere()
-        && !socket.is_standard()
+    is(libc::SO_RCVLOWAT, 1) && !socket.in_use_elsewhere() && !socket.is_standard()
 }
 
 /// The socket has rings from now on.
@@ -65,6 +63,8 @@ pub fn begin(socket: &Socket, link: Link, fd: c_int) {
     link.add_own(Word::Holders, 1);
     let flags = sys::call!(SYS_fcntl, fd, libc::F_GETFL);
     link.set_own(Word::NonBlocking, u64::from(flags & libc::O_NONBLOCK as i64 != 0));
+    link.wish_always(flags & libc::O_ASYNC as i64 != 0);
+    set_inline(&link, fd);
     socket.rx_timeout.store(sys::get_timeout(fd, libc::SO_RCVTIMEO), Ordering::Relaxed);
     socket.tx_timeout.store(sys::get_timeout(fd, libc::SO_SNDTIMEO), Ordering::Relaxed);
     // Who waits for the kernel just now hears of the first bytes by a bell.
@@ -73,6 +73,38 @@ pub fn begin(socket: &Socket, link: Link, fd: c_int) {
     if let Some(link) = socket.link() {
         progress(socket, link, fd);
     }
+}
+
+/// `SO_OOBINLINE` is as the kernel has it.
+pub fn set_inline(link: &Link, fd: c_int) {
+    let is = sys::get_int(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_some_and(|value| value != 0);
+    link.set_own(Word::Inline, u64::from(is));
+}
+
+/// `SO_RCVLOWAT` counts for the rings instead of the kernel, of whose bells a reader hears one by one. Until the ring's turn has
+/// come it is told of whatever there is.
+pub fn take_low_mark(link: &Link, fd: c_int) {
+    let mark = sys::get_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
+    // More than there is room for would never be there.
+    link.set_own(Word::LowMark, (mark as u64).min(RING as u64 / 2));
+    sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
+}
+
+/// What a reader wants to be told of.
+pub fn low_mark(link: &Link) -> usize {
+    link.own(Word::LowMark).max(1) as usize
+}
+
+/// Leaves sending to the kernel for good, if that is not over. False if the ring is the way by now.
+pub fn keeps_to_kernel(socket: &Socket) -> bool {
+    // Whoever settles a direction finds that said, or has settled it before.
+    let _one_at_a_time = socket.settling.lock();
+    let is_kernels = socket.link().is_none_or(|link| link.own(Word::Switched) == 0);
+    if is_kernels {
+        socket.kernel_sends.store(true, Ordering::Release);
+        socket.never();
+    }
+    is_kernels
 }
 
 /// Changes directions over as soon as that can be.
@@ -103,7 +135,7 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
     }
     if link.own(Word::Switched) == 0 {
         // No other thread's bytes may be between the position and what follows it.
-        let may = link.own(Word::Ready) != 0 && alone && !socket.half_closed.load(Ordering::Acquire);
+        let may = link.own(Word::Ready) != 0 && alone && !socket.kernel_sends.load(Ordering::Acquire);
         if !may || !socket.stop_kernel_tx() {
             return;
         }
@@ -128,15 +160,23 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
 /// Rings at the peer. Only after this end's sending direction has changed over: before, the byte would be data. Not at one
 /// that has closed: the kernel would answer with a reset, which takes what is on its way with it.
 fn ring(link: &Link, fd: c_int) {
+    ring_so(link, fd, 0);
+}
+
+/// The same with flags of `send`. A negative errno if that could not be.
+fn ring_so(link: &Link, fd: c_int, flags: c_int) -> isize {
     link.add_own(Word::Bells, 1);
     fence(Ordering::SeqCst);
+    let mut result = 0;
     if link.own(Word::Gone) == 0 {
-        match sys::ring(fd) {
-            1 => return,
-            error => broken(link, error),
+        result = sys::ring(fd, flags);
+        if result == 1 {
+            return result;
         }
+        broken(link, result);
     }
     link.add_own(Word::Bells, 1u64.wrapping_neg());
+    result
 }
 
 /// How long to wait for a bell that was rung; who rang may have been killed in between.
@@ -199,7 +239,7 @@ pub fn take_bells(socket: &Socket, link: &Link, fd: c_int) {
             match sys::recv_now(fd, &mut bells, if *sleepers > 0 { libc::MSG_PEEK } else { 0 }) {
                 1.. if *sleepers > 0 => {}
                 n @ 1.. => {
-                    link.set_peer(Word::BellsTaken, link.peer(Word::BellsTaken).wrapping_add(n as u64));
+                    count_bells(link, &bells[..n as usize]);
                     rung = true;
                     if n as usize == bells.len() {
                         continue;
@@ -219,6 +259,12 @@ pub fn take_bells(socket: &Socket, link: &Link, fd: c_int) {
     if rung {
         epoll::heat(socket);
     }
+}
+
+/// Bells were taken, and what told of something urgent between them.
+fn count_bells(link: &Link, bytes: &[u8]) {
+    let bells = bytes.iter().filter(|byte| **byte == sys::BELL).count();
+    link.set_peer(Word::BellsTaken, link.peer(Word::BellsTaken).wrapping_add(bells as u64));
 }
 
 /// Rings if the peer wishes for one of these.
@@ -252,16 +298,93 @@ pub fn readiness(socket: &Socket, link: &Link) -> (bool, bool) {
     (has_input(socket, link), has_room(link))
 }
 
-/// Whether a read would return at once, as far as the rings know.
+/// Whether a reader is to be told of something, as far as the rings know.
 #[inline]
 pub fn has_input(socket: &Socket, link: &Link) -> bool {
+    has_more(socket, link, low_mark(link))
+}
+
+/// Whether there are so many bytes, or will be no more.
+#[inline]
+fn has_more(socket: &Socket, link: &Link, count: usize) -> bool {
     if !drained(link) {
         return false;
     }
-    link.readable() != Ok(0)
+    has_bytes(link, count)
         || link.peer(Word::Fin) != 0
         || link.own(Word::Eof) != 0
         || socket.deaf.load(Ordering::Relaxed)
+}
+
+/// Whether the ring has so many bytes for a read, which may pass one by.
+#[inline]
+fn has_bytes(link: &Link, count: usize) -> bool {
+    match link.readable() {
+        Ok(0) => false,
+        Ok(bytes) => bytes >= count + usize::from(passes_urgent(link)),
+        Err(_) => true,
+    }
+}
+
+/// How many bytes lie before the urgent one; none if there is none, or reading has come by it.
+fn to_urgent(link: &Link) -> Option<usize> {
+    let behind = link.peer(Word::Urgent);
+    let ahead = behind.wrapping_sub(1).wrapping_sub(link.peer(Word::Head));
+    (behind != 0 && ahead < RING as u64).then_some(ahead as usize)
+}
+
+/// Whether reading stands before an urgent byte that is received apart.
+fn passes_urgent(link: &Link) -> bool {
+    to_urgent(link) == Some(0) && link.own(Word::Inline) == 0
+}
+
+/// Whether there is an urgent byte to be told of.
+pub fn has_urgent(link: &Link) -> bool {
+    let has_come = |ahead| link.readable().is_ok_and(|bytes| bytes > ahead);
+    to_urgent(link).is_some_and(has_come) && link.peer(Word::UrgentTaken) != link.peer(Word::Urgent)
+}
+
+/// Whether urgent bytes of the peer's come by the ring.
+pub fn urgent_is_in_ring(link: &Link) -> bool {
+    link.peer(Word::Urgent) != 0
+}
+
+/// `SIOCATMARK`: whether the urgent byte is what comes next.
+pub fn is_at_mark(link: &Link) -> bool {
+    drained(link) && to_urgent(link) == Some(0)
+}
+
+/// `FIONREAD`, once the ring's turn has come: up to what is urgent.
+pub fn unread(link: &Link) -> usize {
+    let readable = link.readable().unwrap_or(0);
+    match to_urgent(link) {
+        Some(ahead) if link.own(Word::Inline) == 0 => readable.min(ahead),
+        _ => readable,
+    }
+}
+
+/// Receives the urgent byte.
+pub fn recv_urgent(socket: &Socket, link: &Link, parts: &Parts<'_>, flags: c_int) -> isize {
+    if socket.deaf.load(Ordering::Relaxed) {
+        return 0;
+    }
+    let _locked = link.lock(Side::Rx);
+    let Some(ahead) = to_urgent(link).filter(|_| link.own(Word::Inline) == 0 && has_urgent(link)) else {
+        return INVALID;
+    };
+    let mut byte = [0];
+    if link.peek(ahead, &mut byte) != Ok(1) {
+        return AGAIN;
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        link.set_peer(Word::UrgentTaken, link.peer(Word::Urgent));
+    }
+    let Some((start, _)) = parts.at(0) else { return 0 };
+    if flags & libc::MSG_TRUNC == 0 {
+        // SAFETY: the program's memory, which its call lends.
+        unsafe { start.write(byte[0]) };
+    }
+    1
 }
 
 /// Whether a write would, once this end sends by its ring.
@@ -339,7 +462,8 @@ fn kernel_recv(fd: c_int, parts: &Parts<'_>, flags: c_int) -> isize {
 pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c_int) -> Option<isize> {
     progress(socket, link, fd);
     let want = parts.len();
-    let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let least = if flags & libc::MSG_WAITALL != 0 { want } else { low_mark(link).min(want) };
+    let peeks = flags & libc::MSG_PEEK != 0;
     let (mut got, mut dozed) = (0, false);
     let deadline = deadline(socket.rx_timeout.load(Ordering::Relaxed));
     loop {
@@ -347,11 +471,17 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             return None;
         }
         let was_drained = drained(link);
-        let now =
-            if was_drained { recv_ring(link, fd, parts, got, flags) } else { recv_before(link, fd, parts, got, flags) };
+        // What was only looked at comes again.
+        let seen = if peeks { got } else { 0 };
+        let skip = got - seen;
+        let now = match was_drained {
+            true => recv_ring(link, fd, parts, skip, flags),
+            false => recv_before(link, fd, parts, skip, flags),
+        };
         let result = match now {
+            Ok(n) if n > 0 && n == seen => AGAIN,
             Ok(n) => {
-                got += n;
+                got = skip + n;
                 if n > 0 && got < want && !was_drained && drained(link) {
                     // Programs take a short read for the last one, until they are told of more.
                     got += recv_ring(link, fd, parts, got, flags).unwrap_or(0);
@@ -361,7 +491,9 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
                 {
                     take_bells(socket, link, fd);
                 }
-                if !whole || got == want || n == 0 {
+                // A read ends before what is urgent, and one that looks does not wait for the ring's turn.
+                let ends = to_urgent(link) == Some(if peeks { got } else { 0 }) || peeks && !was_drained;
+                if got >= least || n == 0 || ends {
                     return Some(got as isize);
                 }
                 continue;
@@ -376,22 +508,22 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             let eof = link.own(Word::Eof);
             if eof == 0 {
                 // The kernel alone knows whether the peer has gone.
-                if non_blocking(link, flags) || !spin::look(|| link.readable() != Ok(0) || link.peer(Word::Fin) != 0) {
+                if non_blocking(link, flags) || !spin::look(|| has_bytes(link, seen + 1) || link.peer(Word::Fin) != 0) {
                     take_bells(socket, link, fd);
                 }
             }
-            if link.readable() != Ok(0) {
+            if has_bytes(link, seen + 1) {
                 continue;
             }
             if link.peer(Word::Fin) != 0 {
                 // What was written before the end was said is there now.
-                if link.readable() != Ok(0) {
+                if has_bytes(link, seen + 1) {
                     continue;
                 }
                 return Some(got as isize);
             }
             if link.own(Word::Eof) != 0 {
-                if link.readable() != Ok(0) {
+                if has_bytes(link, seen + 1) {
                     continue;
                 }
                 return Some(if got > 0 { got as isize } else { end(link, link.own(Word::Eof)) });
@@ -401,7 +533,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             return Some(if got > 0 { got as isize } else { AGAIN });
         }
         // Bytes in the ring while the kernel's are not all taken: these come first, and are on their way.
-        let come = || has_input(socket, link);
+        let come = || has_more(socket, link, seen + 1);
         if non_blocking(link, flags) {
             link.arm(WANT_DATA);
             if come() {
@@ -415,45 +547,40 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
     }
 }
 
-/// Takes what the ring has.
+/// Takes what the ring has; into nothing if it is to be cut, as TCP does where a datagram would be: there need not be any memory
+/// for it.
 fn recv_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_int) -> Result<usize, isize> {
     let locked = link.lock(Side::Rx);
-    if parts.len() == skip {
+    let want = parts.len() - skip;
+    if want == 0 {
         return Ok(0);
     }
-    if flags & libc::MSG_TRUNC != 0 {
-        return discard_ring(link, fd, parts.len() - skip, flags, locked);
-    }
-    let mut got = 0;
-    while let Some((start, len)) = parts.at(skip + got) {
-        // SAFETY: the program's memory, which its call lends.
-        let out = unsafe { std::slice::from_raw_parts_mut(start, len) };
-        let n = if flags & libc::MSG_PEEK != 0 { link.peek(got, out) } else { link.peek(0, out) };
-        let n = n.map_err(|_| RESET)?;
-        if flags & libc::MSG_PEEK == 0 {
-            link.consume(n);
-        }
-        got += n;
-        if n < len {
-            break;
-        }
-    }
-    drop(locked);
-    if got == 0 {
-        return Err(AGAIN);
-    }
-    if flags & libc::MSG_PEEK == 0 {
-        made_room(link, fd);
-    }
-    Ok(got)
-}
-
-/// Takes what the ring has into nothing, as TCP does where a datagram would be cut: there need not be any memory for it.
-fn discard_ring(link: &Link, fd: c_int, most: usize, flags: c_int, locked: Locked<'_>) -> Result<usize, isize> {
-    let got = link.readable().map_err(|_| RESET)?.min(most);
+    let most = to_urgent(link).map_or(want, |ahead| if ahead > 0 { want.min(ahead) } else { want });
+    let mut over = usize::from(passes_urgent(link));
     let takes = flags & libc::MSG_PEEK == 0;
-    if takes {
-        link.consume(got);
+    let mut got = 0;
+    if flags & libc::MSG_TRUNC != 0 {
+        got = link.readable().map_err(|_| RESET)?.saturating_sub(over).min(most);
+        if takes && got > 0 {
+            link.consume(over + got);
+        }
+    } else {
+        while got < most
+            && let Some((start, len)) = parts.at(skip + got)
+        {
+            let len = len.min(most - got);
+            // SAFETY: the program's memory, which its call lends.
+            let out = unsafe { std::slice::from_raw_parts_mut(start, len) };
+            let n = link.peek(over + if takes { 0 } else { got }, out).map_err(|_| RESET)?;
+            if takes && n > 0 {
+                link.consume(over + n);
+                over = 0;
+            }
+            got += n;
+            if n < len {
+                break;
+            }
+        }
     }
     drop(locked);
     if got == 0 {
@@ -552,7 +679,7 @@ fn recv_before_sealed(link: &Link, fd: c_int, parts: &Parts<'_>) -> Result<usize
         switched => (switched - 1).saturating_sub(link.peer(Word::Taken)).min(got as u64),
     };
     link.set_peer(Word::Taken, link.peer(Word::Taken).wrapping_add(data));
-    link.set_peer(Word::BellsTaken, link.peer(Word::BellsTaken).wrapping_add(got as u64 - data));
+    count_bells(link, &out[data as usize..got as usize]);
     if data == 0 { Err(AGAIN) } else { Ok(data as usize) }
 }
 
@@ -577,7 +704,8 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
         return None;
     }
     let want = parts.len();
-    let (mut sent, mut dozed) = (0, false);
+    let (mut sent, mut dozed, mut wished) = (0, false, false);
+    let mut wants_note = flags & libc::MSG_ZEROCOPY != 0 && want > 0;
     let deadline = deadline(socket.tx_timeout.load(Ordering::Relaxed));
     loop {
         if link.own(Word::Fin) != 0 || peer_gone(link) {
@@ -585,7 +713,13 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             let error = if link.own(Word::Fin) == 0 && eof >> 8 != 0 { end(link, eof) } else { PIPE };
             return Some(if sent > 0 { sent as isize } else { error });
         }
-        match send_ring(link, fd, parts, sent) {
+        if wants_note && (link.room() != Ok(0) || !non_blocking(link, flags)) {
+            if let Some(error) = note(link, fd, non_blocking(link, flags), deadline) {
+                return Some(error);
+            }
+            wants_note = false;
+        }
+        match send_ring(link, fd, parts, sent, flags) {
             Ok(n) => sent += n,
             Err(error) => return Some(if sent > 0 { sent as isize } else { error }),
         }
@@ -593,11 +727,33 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             return Some(sent as isize);
         }
         if non_blocking(link, flags) {
+            if link.wishes_always() && !std::mem::replace(&mut wished, true) {
+                // A signal is to tell of room.
+                link.arm(WANT_ROOM);
+                continue;
+            }
             no_room(socket);
             return Some(if sent > 0 { sent as isize } else { AGAIN });
         }
         if let Some(error) = wait_for_room(socket, link, fd, &mut dozed, deadline) {
             return Some(if sent > 0 { sent as isize } else { error });
+        }
+    }
+}
+
+/// Sends without a copy have one here. The kernel's note of it, for who has asked for these, is that of a bell that is sent so:
+/// its number is the next one, it is told of as all are, and room for it may be lacking.
+fn note(link: &Link, fd: c_int, at_once: bool, deadline: Option<u64>) -> Option<isize> {
+    loop {
+        match ring_so(link, fd, libc::MSG_ZEROCOPY) {
+            AGAIN if !at_once => {
+                if let Some(error) = nap(deadline) {
+                    return Some(error);
+                }
+            }
+            error @ (AGAIN | NO_BUFFERS) => return Some(error),
+            // What else is wrong the send itself finds.
+            _ => return None,
         }
     }
 }
@@ -608,9 +764,15 @@ pub fn no_room(socket: &Socket) {
     epoll::full(socket);
 }
 
-fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize) -> Result<usize, isize> {
+fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_int) -> Result<usize, isize> {
     let mut sent = 0;
     let locked = link.lock(Side::Tx);
+    let rest = parts.len() - skip;
+    let is_urgent = flags & libc::MSG_OOB != 0 && rest > 0 && link.room().is_ok_and(|room| room >= rest);
+    if is_urgent {
+        // Its last byte is. Before it is there: nobody takes it for another one.
+        link.set_own(Word::Urgent, link.own(Word::Tail).wrapping_add(rest as u64));
+    }
     while let Some((start, len)) = parts.at(skip + sent) {
         // SAFETY: the program's memory, which its call lends.
         let data = unsafe { std::slice::from_raw_parts(start, len) };
@@ -624,6 +786,9 @@ fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize) -> Result<u
     spin::asked();
     if sent > 0 && link.is_wished(WANT_DATA) && link.take_wish(WANT_DATA) {
         ring(link, fd);
+    }
+    if is_urgent && link.own(Word::Gone) == 0 {
+        sys::urge(fd);
     }
     Ok(sent)
 }
@@ -716,6 +881,8 @@ fn sleep(link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
     let mut fds = [libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 }];
     match sys::poll(&mut fds, wait) {
         0 => Some(AGAIN),
+        // It may be a note of what was sent, which nobody takes.
+        1.. if fds[0].revents == libc::POLLERR => nap(Some(deadline)),
         1.. => None,
         error => Some(error as isize),
     }

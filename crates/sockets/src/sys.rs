@@ -7,7 +7,11 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A byte that says "look".
-const BELL: [u8; 1] = [0xbe];
+pub const BELL: u8 = 0xbe;
+/// Of `ioctl`: whether the next byte is the urgent one.
+pub const SIOCATMARK: libc::c_ulong = 0x8905;
+/// One that says nothing: what is urgent stands in the ring.
+const URGENT: u8 = 0;
 
 macro_rules! call {
     ($number:ident $(, $argument:expr)*) => {{
@@ -53,7 +57,9 @@ pub fn read_now(fd: c_int, out: &mut [u8]) -> isize {
 }
 
 fn ready(fd: c_int, events: i16) -> bool {
-    poll(&mut [libc::pollfd { fd, events, revents: 0 }], 0) > 0
+    let mut fds = [libc::pollfd { fd, events, revents: 0 }];
+    // An error alone may be a note of what was sent.
+    poll(&mut fds, 0) > 0 && fds[0].revents != libc::POLLERR
 }
 
 /// Receives, as the descriptor does.
@@ -74,17 +80,28 @@ pub fn closes_on_exec(fd: c_int) -> bool {
     call!(SYS_fcntl, fd, libc::F_GETFD) as c_int & libc::FD_CLOEXEC != 0
 }
 
-/// Rings. The peer's kernel keeps the byte for it: 1, or a negative errno, as if there is no room for one, as there are others
-/// then.
-pub fn ring(fd: c_int) -> isize {
+/// Rings, with these flags of `send`. The peer's kernel keeps the byte for it: 1, or a negative errno, as if there is no room for
+/// one, as there are others then.
+pub fn ring(fd: c_int, flags: c_int) -> isize {
     if is_sealed() {
         return match ready(fd, libc::POLLOUT) {
-            true => call!(SYS_write, fd, BELL.as_ptr(), 1usize) as isize,
+            true => call!(SYS_write, fd, std::ptr::from_ref(&BELL), 1usize) as isize,
             false => -(libc::EAGAIN as isize),
         };
     }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    call!(SYS_sendto, fd, BELL.as_ptr(), 1usize, flags, 0usize, 0usize) as isize
+    send_now(fd, &BELL, flags)
+}
+
+fn send_now(fd: c_int, byte: &'static u8, flags: c_int) -> isize {
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    call!(SYS_sendto, fd, std::ptr::from_ref(byte), 1usize, flags, 0usize, 0usize) as isize
+}
+
+/// Tells the peer's kernel that there is something urgent, for signals.
+pub fn urge(fd: c_int) {
+    if !is_sealed() {
+        send_now(fd, &URGENT, libc::MSG_OOB);
+    }
 }
 
 /// Of `futex_waitv`: a word of 32 bits, which other processes have too.

@@ -36,17 +36,22 @@ impl Ringed {
         if room {
             events |= OUT;
         }
+        if stream::has_urgent(link) {
+            events |= POLLPRI;
+        }
         events & asked.events
     }
 
     /// What the kernel is to be asked: a socket that sends by its ring is always writable for the kernel, and one always
-    /// readable whose bytes there nobody wants.
+    /// readable whose bytes there nobody wants. What is urgent in the ring is only so there.
     fn for_kernel(&self, asked: &pollfd) -> i16 {
-        match self.used.link() {
-            Some(link) if stream::is_out_of_hearing(&self.used, link) => asked.events & !OUT,
-            Some(link) if link.own(Word::Switched) != 0 => asked.events & !OUT | POLLIN,
-            _ => asked.events,
+        let Some(link) = self.used.link() else { return asked.events };
+        let mut events = asked.events;
+        if link.own(Word::Switched) != 0 {
+            let is_heard = !stream::is_out_of_hearing(&self.used, link);
+            events = events & !OUT | if is_heard { POLLIN } else { 0 };
         }
+        if stream::urgent_is_in_ring(link) { events & !POLLPRI } else { events }
     }
 
     /// Waits for room of which no bell may be heard.

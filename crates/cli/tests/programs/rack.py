@@ -482,6 +482,7 @@ def check_calls():
     assert b.recv(4, socket.MSG_PEEK) == b"peek" and b.recv(2) == b"pe" and b.recv(9) == b"ek"
     a.sendall(b"wait")
     threading.Timer(0.03, a.sendall, (b"all" * 10,)).start()
+    assert b.recv(34, socket.MSG_WAITALL | socket.MSG_PEEK) == b"wait" + b"all" * 10
     assert b.recv(34, socket.MSG_WAITALL) == b"wait" + b"all" * 10
     try:
         b.recv(1, socket.MSG_DONTWAIT)
@@ -1292,6 +1293,299 @@ def check_discard():
         assert libc.recv(b.fileno(), ctypes.addressof(room), 3, trunc) == 3 and room.raw == b"***"
         a.close()
         assert libc.recv(b.fileno(), None, 9, trunc) == 0
+
+
+def is_ringed(a, b):
+    """Whether bytes go past the kernel, which counts what it is given to send."""
+    count = lambda: struct.unpack_from("Q", a.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 200)[0]
+    before = count()
+    a.sendall(bytes(100))
+    exactly(b, 100)
+    return count() < before + 100
+
+
+def busy_pair(family=socket.AF_INET):
+    """One whose directions have both changed over, if this process is in a rack."""
+    a, b = pair(family)
+    make_busy(a, b)
+    return a, b
+
+
+def make_busy(a, b):
+    warm(a, b, 30)
+    if "LD_PRELOAD" in os.environ:
+        # Later where many have ended soon.
+        eventually(lambda: is_ringed(a, b) and is_ringed(b, a))
+
+
+def waits_of(s, events=select.POLLIN):
+    """Ways to wait for a socket: each says whether it was told of something within so many seconds."""
+    polled, level, edge = select.poll(), select.epoll(), select.epoll()
+    polled.register(s, events)
+    level.register(s, events)
+    edge.register(s, events | select.EPOLLET)
+    sets = [[s] if events & event else [] for event in (select.POLLIN, select.POLLOUT, select.POLLPRI)]
+    return {"poll": lambda seconds: polled.poll(1000 * seconds), "select": lambda seconds: any(select.select(*sets, seconds)),
+            "epoll": level.poll, "edge": edge.poll}
+
+
+def later(work, *arguments, seconds=0.05):
+    t = threading.Timer(seconds, work, arguments)
+    t.start()
+    return t
+
+
+def fails(number, work, *arguments):
+    try:
+        work(*arguments)
+    except OSError as e:
+        assert e.errno == number, e
+    else:
+        raise AssertionError(f"no {errno.errorcode[number]}")
+
+
+def check_low_mark():
+    """Who wants to be told of so many bytes is not told of fewer."""
+    for how in ("poll", "select", "epoll", "edge"):
+        a, b = busy_pair()
+        wait = waits_of(b)[how]
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 10)
+        assert b.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 10
+        for sleeps in (False, True):
+            a.sendall(b"12345")
+            assert not wait(0.05), how
+            if sleeps:
+                later(a.sendall, b"67890")
+            else:
+                a.sendall(b"67890")
+            assert wait(5), how
+            assert b.recv(99) == b"1234567890"
+        # A read waits for as many, though not for more than it has room for, and takes what there is if it is not to wait.
+        a.sendall(b"12345")
+        t = later(a.sendall, b"67890")
+        assert b.recv(99, socket.MSG_PEEK) == b"1234567890" and b.recv(99) == b"1234567890"
+        t.join()
+        a.sendall(b"abcde")
+        assert exactly(b, 3) == b"abc" and b.recv(99, socket.MSG_DONTWAIT) == b"de"
+        # Of the end it is told in any case.
+        a.sendall(b"abc")
+        assert not wait(0.05), how
+        a.close()
+        assert wait(5) and b.recv(99) == b"abc" and b.recv(9) == b"", how
+
+
+def at_mark(s):
+    mark = array.array("i", [0])
+    fcntl.ioctl(s, 0x8905, mark)
+    return mark[0] == 1
+
+
+def check_urgent():
+    """A byte that is urgent stands where it was sent, or apart, as the receiver will have it."""
+    for inline in (False, True):
+        for how in ("poll", "select", "epoll"):
+            a, b = busy_pair()
+            wait = waits_of(b, select.POLLPRI)[how]
+            heard = []
+            signal.signal(signal.SIGURG, lambda *_: heard.append(1))
+            fcntl.fcntl(b, fcntl.F_SETOWN, os.getpid())
+            b.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, inline)
+            assert not wait(0)
+            for n in range(3):
+                a.sendall(b"ab")
+                later(a.send, b"x!", socket.MSG_OOB) if n else a.send(b"x!", socket.MSG_OOB)
+                assert wait(5), (inline, how)
+                assert heard, "no signal"
+                a.sendall(b"cd")
+                eventually(lambda: wait(0))
+                assert not at_mark(b) and b.recv(99, socket.MSG_PEEK) == b"abx"
+                assert b.recv(99, socket.MSG_WAITALL) == b"abx" and at_mark(b) and wait(0)
+                if inline:
+                    fails(errno.EINVAL, b.recv, 1, socket.MSG_OOB)
+                    assert b.recv(99) == b"!cd"
+                else:
+                    assert b.recv(1, socket.MSG_OOB | socket.MSG_PEEK) == b"!" and b.recv(1, socket.MSG_OOB) == b"!"
+                    assert not wait(0) and at_mark(b)
+                    fails(errno.EINVAL, b.recv, 1, socket.MSG_OOB)
+                    assert b.recv(99, socket.MSG_PEEK) == b"cd" and b.recv(99) == b"cd"
+                assert not wait(0) and not at_mark(b)
+                fails(errno.EINVAL, b.recv, 1, socket.MSG_OOB)
+            # One that was passed by is no more; what comes behind it is.
+            a.send(b"!", socket.MSG_OOB)
+            a.sendall(b"ef")
+            eventually(lambda: at_mark(b))
+            assert exactly(b, 2 + inline) == (b"!ef" if inline else b"ef") and not wait(0)
+            fails(errno.EINVAL, b.recv, 1, socket.MSG_OOB)
+            # One that is left is unread, but for who has taken it as any other.
+            a.send(b"!", socket.MSG_OOB)
+            eventually(lambda: at_mark(b))
+            assert b.recv(9, 0 if inline else socket.MSG_OOB) == b"!"
+            b.close()
+            if inline:
+                assert a.recv(1) == b""
+            else:
+                fails(errno.ECONNRESET, a.recv, 1)
+    signal.signal(signal.SIGURG, signal.SIG_DFL)
+    # As one end sends while another one turns busy.
+    for calls in range(4, 14):
+        a, b = pair()
+        for n in range(30):
+            if n == calls:
+                a.send(b"!", socket.MSG_OOB)
+                eventually(lambda: at_mark(b))
+                assert b.recv(1, socket.MSG_OOB) == b"!"
+            for x, y in ((a, b), (b, a)):
+                x.sendall(b"%04d" % n)
+                assert exactly(y, 4) == b"%04d" % n, (calls, n)
+        a.close()
+        assert b.recv(1) == b""
+
+
+def check_signals_of_input():
+    """A program that is told of bytes by signals alone."""
+    for early in (False, True):
+        a, b = pair() if early else busy_pair()
+        heard = []
+        signal.signal(signal.SIGIO, lambda *_: heard.append(1))
+        fcntl.fcntl(b, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(b, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        if early:
+            b.setblocking(True)
+            make_busy(a, b)
+            b.setblocking(False)
+        for n in range(60):
+            heard.clear()
+            a.sendall(b"%04d" % n)
+            eventually(lambda: heard)
+            # Sometimes more comes before what has come is read: that is told of, too.
+            if n % 3:
+                heard.clear()
+                a.sendall(b"more")
+                eventually(lambda: heard)
+                assert b.recv(99) == b"%04dmore" % n
+            else:
+                assert b.recv(99) == b"%04d" % n
+            fails(errno.EAGAIN, b.recv, 9)
+        # Of room as well, where there was none.
+        sent = full(b)
+        heard.clear()
+        exactly(a, sent)
+        eventually(lambda: heard)
+        heard.clear()
+        a.close()
+        eventually(lambda: heard)
+        assert b.recv(1) == b""
+        # No more, once that is not wanted.
+        a, b = busy_pair()
+        fcntl.fcntl(b, fcntl.F_SETOWN, os.getpid())
+        fcntl.ioctl(b, 0x5452, array.array("i", [1]))
+        fcntl.ioctl(b, 0x5452, array.array("i", [0]))
+        heard.clear()
+        a.sendall(b"quiet")
+        assert exactly(b, 5) == b"quiet" and not heard
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+
+ZERO_COPY, MSG_ZERO_COPY = 60, 0x4000000
+
+
+def told_of_copies(s):
+    """What the error queue says: level and kind of a note, its origin and code, and the first and last send that it is of."""
+    _, notes, flags, _ = s.recvmsg(0, 200, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+    assert flags == socket.MSG_ERRQUEUE and len(notes) == 1, (notes, flags)
+    level, kind, data = notes[0]
+    number, origin, type_, code, _, first, last = struct.unpack_from("IBBBBII", data)
+    assert (number, type_) == (0, 0)
+    return len(data), level, kind, origin, code, first, last
+
+
+def told_soon(s):
+    end = time.time() + 10
+    while True:
+        try:
+            return told_of_copies(s)
+        except BlockingIOError:
+            assert time.time() < end, "no note"
+
+
+def check_zero_copy():
+    """Sends without a copy are sends with one here, and who asks for notes of when their bytes are free again gets these."""
+    data = random.Random(SEED).randbytes(100_000)
+    for family, first in ((socket.AF_INET, (32, 0, 11)), (socket.AF_INET6, (44, 41, 25))):
+        # The second one is asked for before the connection turns busy, and has sent so already.
+        for early in (False, True):
+            a, b = pair(family)
+            sent, known = 0, 0
+
+            def send(more=0):
+                nonlocal sent
+                t = threading.Thread(target=lambda: got.append(exactly(b, len(data))))
+                got = []
+                t.start()
+                at = 0
+                while at < len(data):
+                    at += a.send(data[at:], MSG_ZERO_COPY | more)
+                    sent += 1
+                t.join()
+                assert got[0] == data
+
+            def told(wait=None):
+                nonlocal known
+                while known < sent:
+                    assert wait is None or wait(5), "no note"
+                    *kind, start, end = told_soon(a)
+                    assert tuple(kind) == (*first, 5, 1) and start == known and end >= start, (kind, start, end, known)
+                    known = end + 1
+                assert known == sent
+                fails(errno.EAGAIN, told_of_copies, a)
+
+            if early:
+                a.setsockopt(socket.SOL_SOCKET, ZERO_COPY, 1)
+                send()
+            make_busy(a, b)
+            if not early:
+                # Nobody has asked for notes.
+                a.send(b"x", MSG_ZERO_COPY)
+                assert exactly(b, 1) == b"x"
+                fails(errno.EAGAIN, told_of_copies, a)
+                a.setsockopt(socket.SOL_SOCKET, ZERO_COPY, 1)
+            assert a.getsockopt(socket.SOL_SOCKET, ZERO_COPY) == 1
+            for how in ("poll", "select", "epoll", "edge"):
+                wait = waits_of(a)[how]
+                told()
+                assert not wait(0), how
+                send()
+                if how in ("poll", "epoll"):
+                    # Again and again until they are taken.
+                    eventually(lambda: wait(0))
+                    assert [wait(1) for _ in range(3)] == [[(a.fileno(), select.POLLERR)]] * 3
+                told(wait)
+                assert not wait(0), how
+                # Who sleeps already hears of them.
+                t = later(send)
+                assert wait(5), how
+                t.join()
+                told()
+                a.sendall(b"plain")
+                assert exactly(b, 5) == b"plain" and not wait(0)
+            # What is refused is no send.
+            a.setblocking(False)
+            full(a)
+            fails(errno.EAGAIN, a.send, b"x", MSG_ZERO_COPY)
+            fails(errno.EAGAIN, told_of_copies, a)
+            a.close(), b.close()
+    # Each send has a note, and many have one together.
+    a, b = busy_pair()
+    a.setsockopt(socket.SOL_SOCKET, ZERO_COPY, 1)
+    for _ in range(500):
+        assert a.send(b"x", MSG_ZERO_COPY) == 1
+        assert exactly(b, 1) == b"x"
+    known, notes = 0, 0
+    while known < 500:
+        *_, start, end = told_soon(a)
+        assert start == known
+        known, notes = end + 1, notes + 1
+    assert known == 500 and notes < 100, (known, notes)
 
 
 for name, check in sorted(globals().items()):
