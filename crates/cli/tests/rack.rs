@@ -3,6 +3,7 @@
 //! Skipped, with the reason printed, where a program or the sockets library (`cargo build -p remora-sockets`) is missing; a
 //! failure there where `CI=true`.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -48,8 +49,42 @@ fn connections_are_what_they_were() {
         let words = ["600", "/usr/bin/python3", program.to_str().expect("a path"), "all", seed];
         let output = end(start(&["--after", after], "timeout", &words), "rack.py");
         let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(said.lines().count(), 34, "{said}");
+        assert_eq!(said.lines().count(), 37, "{said}");
     }
+    // What the kernel's TCP does not do is not asked of the rack.
+    let names = ["beside", "broken_pipes", "calls", "handlers", "low_mark", "signals_of_input", "urgent", "zero_copy"];
+    let list = names.map(|name| format!("check_{name}")).join(",");
+    let output = Command::new("timeout").args(["600", "/usr/bin/python3"]).arg(&program).arg(list).output();
+    let output = output.expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.lines().count() == names.len(), "{output:?}");
+}
+
+/// A program that is linked statically keeps the kernel's TCP, and nobody says a word of it.
+#[test]
+fn a_static_program_is_as_it_was() {
+    if !ready("python3", "python3") || !ready("cc", "gcc") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, program) = (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/echo.c"), dir.path().join("echo"));
+    let compiled = Command::new("cc").args(["-static", source, "-o"]).arg(&program).status().expect("cc runs");
+    assert!(compiled.success(), "it is compiled");
+    let mut server = start(&[], program.to_str().expect("a path"), &[]);
+    let mut port = String::new();
+    BufReader::new(server.stdout.as_mut().expect("its output")).read_line(&mut port).expect("its port");
+    let client = "
+import socket, sys
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for n in range(500):
+    data = b'%04d' % n * (1 + n * 7)
+    s.sendall(data)
+    assert s.recv(len(data), socket.MSG_WAITALL) == data
+";
+    let output = end(start(&[], "timeout", &["60", "/usr/bin/python3", "-c", client, port.trim()]), "the client");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let output = end(server, "the static server");
+    assert!(output.stderr.is_empty(), "{output:?}");
 }
 
 #[test]

@@ -260,8 +260,8 @@ impl Link {
 
     /// Sleeps for a while until the peer takes these wishes, unless `come` says that there is no need: a call of the kernel's
     /// on either side instead of a bell's way through TCP. 0, or a negative errno: ETIMEDOUT if nothing came, or what the
-    /// kernel says.
-    pub fn doze(&self, wishes: u64, deadline: Option<u64>, come: impl FnOnce() -> bool) -> isize {
+    /// kernel says. `again`: after a signal as well, where the program wants it so.
+    pub fn doze(&self, wishes: u64, deadline: Option<u64>, again: bool, come: impl FnOnce() -> bool) -> isize {
         let wishes = wishes << DOZING;
         let armed = self.arm(wishes) | wishes;
         if come() {
@@ -269,7 +269,7 @@ impl Link {
         }
         let end = sys::now() + DOZE;
         let at = self.shared.addr() + (self.half(self.end) + Word::Armed as usize) as u64;
-        sys::futex_wait(at, armed as u32, deadline.map_or(end, |deadline| deadline.min(end)))
+        sys::futex_wait(at, armed as u32, deadline.map_or(end, |deadline| deadline.min(end)), again)
     }
 
     /// Locks this end's sending or receiving side, against other threads and processes that share it.
@@ -406,12 +406,12 @@ mod tests {
     fn who_dozes_needs_no_bell() {
         let (low, high) = pair();
         let soon = Some(sys::now() + 1_000_000);
-        assert_eq!(low.doze(WANT_DATA, soon, || false), -(libc::ETIMEDOUT as isize));
-        assert_eq!(low.doze(WANT_DATA, None, || true), 0);
+        assert_eq!(low.doze(WANT_DATA, soon, true, || false), -(libc::ETIMEDOUT as isize));
+        assert_eq!(low.doze(WANT_DATA, None, true, || true), 0);
         let woken = std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| {
                 // It may time out again and again until the other one comes.
-                while low.doze(WANT_DATA, None, || low.readable() != Ok(0)) != 0 {}
+                while low.doze(WANT_DATA, None, true, || low.readable() != Ok(0)) != 0 {}
                 low.readable()
             });
             assert_eq!(high.write(&[1]), Ok(1));

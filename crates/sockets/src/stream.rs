@@ -7,6 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
 use crate::socket::{Socket, state, stays};
+use crate::wait::NAP;
 use crate::{epoll, rack, spin, sys};
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
@@ -464,8 +465,8 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
     let want = parts.len();
     let least = if flags & libc::MSG_WAITALL != 0 { want } else { low_mark(link).min(want) };
     let peeks = flags & libc::MSG_PEEK != 0;
-    let (mut got, mut dozed) = (0, false);
-    let deadline = deadline(socket.rx_timeout.load(Ordering::Relaxed));
+    let mut got = 0;
+    let mut sleep = Sleep::new(socket.rx_timeout.load(Ordering::Relaxed));
     loop {
         if link.peer(Word::Ready) == 0 {
             return None;
@@ -541,7 +542,8 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             }
             return Some(if got > 0 { got as isize } else { AGAIN });
         }
-        if let Some(error) = wait(socket, link, fd, WANT_DATA, &mut dozed, deadline, come) {
+        sleep.again &= got == 0;
+        if let Some(error) = wait(socket, link, fd, WANT_DATA, &mut sleep, come) {
             return Some(if got > 0 { got as isize } else { error });
         }
     }
@@ -704,9 +706,9 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
         return None;
     }
     let want = parts.len();
-    let (mut sent, mut dozed, mut wished) = (0, false, false);
+    let (mut sent, mut wished) = (0, false);
     let mut wants_note = flags & libc::MSG_ZEROCOPY != 0 && want > 0;
-    let deadline = deadline(socket.tx_timeout.load(Ordering::Relaxed));
+    let mut sleep = Sleep::new(socket.tx_timeout.load(Ordering::Relaxed));
     loop {
         if link.own(Word::Fin) != 0 || peer_gone(link) {
             let eof = link.own(Word::Eof);
@@ -714,7 +716,7 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             return Some(if sent > 0 { sent as isize } else { error });
         }
         if wants_note && (link.room() != Ok(0) || !non_blocking(link, flags)) {
-            if let Some(error) = note(link, fd, non_blocking(link, flags), deadline) {
+            if let Some(error) = note(link, fd, non_blocking(link, flags), &sleep) {
                 return Some(error);
             }
             wants_note = false;
@@ -735,7 +737,8 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             no_room(socket);
             return Some(if sent > 0 { sent as isize } else { AGAIN });
         }
-        if let Some(error) = wait_for_room(socket, link, fd, &mut dozed, deadline) {
+        sleep.again &= sent == 0;
+        if let Some(error) = wait_for_room(socket, link, fd, &mut sleep) {
             return Some(if sent > 0 { sent as isize } else { error });
         }
     }
@@ -743,11 +746,11 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
 
 /// Sends without a copy have one here. The kernel's note of it, for who has asked for these, is that of a bell that is sent so:
 /// its number is the next one, it is told of as all are, and room for it may be lacking.
-fn note(link: &Link, fd: c_int, at_once: bool, deadline: Option<u64>) -> Option<isize> {
+fn note(link: &Link, fd: c_int, at_once: bool, sleep: &Sleep) -> Option<isize> {
     loop {
         match ring_so(link, fd, libc::MSG_ZEROCOPY) {
             AGAIN if !at_once => {
-                if let Some(error) = nap(deadline) {
+                if let Some(error) = nap(sleep) {
                     return Some(error);
                 }
             }
@@ -793,7 +796,7 @@ fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_in
     Ok(sent)
 }
 
-fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, dozed: &mut bool, deadline: Option<u64>) -> Option<isize> {
+fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, sleep: &mut Sleep) -> Option<isize> {
     let room = || link.room() != Ok(0) || peer_gone(link);
     if spin::look(room) {
         return None;
@@ -802,13 +805,13 @@ fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, dozed: &mut bool, dead
     if !drained(link) || link.own(Word::Eof) != 0 || deaf && sys::is_sealed() {
         // Data of the kernel's would hide a bell behind them, and so does its end.
         look_for_end(link, fd);
-        return nap(deadline);
+        return nap(sleep);
     }
     if deaf {
         // The kernel lets nobody sleep who wants to hear no more: only the word does.
-        *dozed = false;
+        sleep.dozed = false;
     }
-    let error = wait(socket, link, fd, WANT_ROOM, dozed, deadline, room);
+    let error = wait(socket, link, fd, WANT_ROOM, sleep, room);
     take_bells(socket, link, fd);
     error
 }
@@ -820,49 +823,63 @@ fn wait(
     link: &Link,
     fd: c_int,
     wish: u64,
-    dozed: &mut bool,
-    deadline: Option<u64>,
+    sleep: &mut Sleep,
     come: impl Fn() -> bool,
 ) -> Option<isize> {
     let _asleep = socket.falling_asleep();
-    if !*dozed && link.peer(Word::Drained) != 0 && link.own(Word::Holders) <= 1 {
-        return match link.doze(wish, deadline, come) {
+    if !sleep.dozed && link.peer(Word::Drained) != 0 && link.own(Word::Holders) <= 1 {
+        return match link.doze(wish, sleep.deadline, sleep.again, come) {
             0 => None,
             e if e == -(libc::EINTR as isize) => Some(e),
-            _ if deadline.is_some_and(|deadline| sys::now() >= deadline) => Some(AGAIN),
+            _ if sleep.is_over() => Some(AGAIN),
             _ => {
-                *dozed = true;
+                sleep.dozed = true;
                 None
             }
         };
     }
     link.arm(wish);
-    if come() { None } else { sleep(link, fd, deadline) }
+    if come() { None } else { sleep_in_kernel(link, fd, sleep) }
+}
+
+/// How a call sleeps.
+struct Sleep {
+    deadline: Option<u64>,
+    /// It has been on the word, in vain.
+    dozed: bool,
+    /// After a signal, where the program wants it so; not if it has a limit of time, or has done a part.
+    again: bool,
+}
+
+impl Sleep {
+    /// `limit` nanoseconds, or 0 for none.
+    fn new(limit: u64) -> Self {
+        let deadline = (limit > 0).then(|| sys::now() + limit);
+        Self { deadline, dozed: false, again: deadline.is_none() }
+    }
+
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| sys::now() >= deadline)
+    }
 }
 
 /// Sleeps a little: where no bell can be heard.
-fn nap(deadline: Option<u64>) -> Option<isize> {
-    if deadline.is_some_and(|deadline| sys::now() >= deadline) {
+fn nap(sleep: &Sleep) -> Option<isize> {
+    if sleep.is_over() {
         return Some(AGAIN);
     }
-    match sys::poll(&mut [], 1) {
-        0.. => None,
-        error => Some(error as isize),
-    }
-}
-
-/// When a limit of time is over.
-fn deadline(limit: u64) -> Option<u64> {
-    (limit > 0).then(|| sys::now() + limit)
+    let error = sys::sleep_until(sys::now() + NAP, sleep.again);
+    (error != 0).then_some(error)
 }
 
 /// Sleeps until the kernel has something: bytes, a bell, an end. An error is the kernel's.
-fn sleep(link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
+fn sleep_in_kernel(link: &Link, fd: c_int, sleep: &Sleep) -> Option<isize> {
     if link.own(Word::Holders) > 1 {
         // Another process may take the bell.
-        return nap(deadline);
+        return nap(sleep);
     }
-    let Some(deadline) = deadline.or(sys::is_sealed().then_some(u64::MAX)) else {
+    let deadline = sleep.deadline.unwrap_or(u64::MAX);
+    if sleep.again && !sys::is_sealed() {
         // A call that the kernel begins again by itself after a signal, where the program wants it so.
         return match sys::recv(fd, &mut [0], libc::MSG_PEEK) {
             // The second if somebody made the descriptor non-blocking past this library.
@@ -872,7 +889,7 @@ fn sleep(link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
                 None
             }
         };
-    };
+    }
     let now = sys::now();
     if now >= deadline {
         return Some(AGAIN);
@@ -882,7 +899,7 @@ fn sleep(link: &Link, fd: c_int, deadline: Option<u64>) -> Option<isize> {
     match sys::poll(&mut fds, wait) {
         0 => Some(AGAIN),
         // It may be a note of what was sent, which nobody takes.
-        1.. if fds[0].revents == libc::POLLERR => nap(Some(deadline)),
+        1.. if fds[0].revents == libc::POLLERR => nap(sleep),
         1.. => None,
         error => Some(error as isize),
     }

@@ -114,8 +114,8 @@ struct Waited {
 }
 
 /// Sleeps while the 32 bits at an address are these, until [`futex_wake`] or so late. 0, or a negative errno; after a signal
-/// the kernel begins again by itself where the program wants it so, which the older call does not do with a deadline.
-pub fn futex_wait(address: u64, value: u32, until: u64) -> isize {
+/// the kernel begins `again` by itself where the program wants it so, which the older call does not do with a deadline.
+pub fn futex_wait(address: u64, value: u32, until: u64, again: bool) -> isize {
     const WORD: u32 = 2;
     if is_sealed() {
         return -(libc::ETIMEDOUT as isize);
@@ -123,10 +123,26 @@ pub fn futex_wait(address: u64, value: u32, until: u64) -> isize {
     let waited = Waited { value: value.into(), address, flags: WORD, reserved: 0 };
     let (second, rest) = ((until / 1_000_000_000) as i64, (until % 1_000_000_000) as i64);
     let time = libc::timespec { tv_sec: second, tv_nsec: rest };
-    let clock = libc::CLOCK_MONOTONIC;
-    let result = call!(SYS_futex_waitv, &raw const waited, 1usize, 0usize, &raw const time, clock) as isize;
+    let (time, clock) = (&raw const time, libc::CLOCK_MONOTONIC);
+    let result = match again {
+        true => call!(SYS_futex_waitv, &raw const waited, 1usize, 0usize, time, clock) as isize,
+        false => {
+            let (op, all) = (libc::FUTEX_WAIT_BITSET, u32::MAX);
+            call!(SYS_futex, address, op, value, time, 0usize, all) as isize
+        }
+    };
     // Not these bits any more: as if it had been woken.
     if result == -(libc::EAGAIN as isize) { 0 } else { result.min(0) }
+}
+
+/// Sleeps until then. 0, or a negative errno after a signal, as of [`futex_wait`].
+pub fn sleep_until(until: u64, again: bool) -> isize {
+    static NOBODYS: AtomicU32 = AtomicU32::new(0);
+    let result = match is_sealed() {
+        true => poll(&mut [], until.saturating_sub(now()).div_ceil(1_000_000) as c_int) as isize,
+        false => futex_wait(NOBODYS.as_ptr().addr() as u64, 0, until, again),
+    };
+    if result == -(libc::EINTR as isize) { result } else { 0 }
 }
 
 /// Wakes all who sleep at an address.
