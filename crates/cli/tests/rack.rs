@@ -49,10 +49,21 @@ fn connections_are_what_they_were() {
         let words = ["600", "/usr/bin/python3", program.to_str().expect("a path"), "all", seed];
         let output = end(start(&["--after", after], "timeout", &words), "rack.py");
         let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(said.lines().count(), 37, "{said}");
+        assert_eq!(said.lines().count(), 39, "{said}");
     }
     // What the kernel's TCP does not do is not asked of the rack.
-    let names = ["beside", "broken_pipes", "calls", "handlers", "low_mark", "signals_of_input", "urgent", "zero_copy"];
+    let names = [
+        "beside",
+        "broken_pipes",
+        "c_library",
+        "calls",
+        "handlers",
+        "low_mark",
+        "polls_late",
+        "signals_of_input",
+        "urgent",
+        "zero_copy",
+    ];
     let list = names.map(|name| format!("check_{name}")).join(",");
     let output = Command::new("timeout").args(["600", "/usr/bin/python3"]).arg(&program).arg(list).output();
     let output = output.expect("it runs");

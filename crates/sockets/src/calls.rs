@@ -7,7 +7,8 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 
 use libc::{
-    epoll_event, iovec, mmsghdr, msghdr, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    epoll_event, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    timeval,
 };
 use remora_preload::{next, set_errno};
 
@@ -101,6 +102,11 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Parts<'a> {
     }
     // SAFETY: as the caller promises.
     Parts(unsafe { std::slice::from_raw_parts(parts, count) })
+}
+
+/// Flags of `recv` and `send` for those of `preadv2`.
+fn waits_not(flags: c_int) -> c_int {
+    if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 }
 }
 
 /// Defines functions of the C library.
@@ -210,6 +216,36 @@ c_functions! {
         transmit(fd, &own, 0, || next!(writev: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
     }
 
+    fn preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {
+        let plain = || next!(preadv2: fn(c_int, *const iovec, c_int, off64_t, c_int) -> ssize_t,
+            fd, parts, count, offset, flags);
+        if offset != -1 {
+            return plain();
+        }
+        // SAFETY: as the program promises.
+        receive(fd, &unsafe { list(parts, count.max(0) as usize) }, waits_not(flags), plain)
+    }
+
+    fn preadv64v2(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {
+        // SAFETY: the same.
+        unsafe { preadv2(fd, parts, count, offset, flags) }
+    }
+
+    fn pwritev2(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {
+        let plain = || next!(pwritev2: fn(c_int, *const iovec, c_int, off64_t, c_int) -> ssize_t,
+            fd, parts, count, offset, flags);
+        if offset != -1 {
+            return plain();
+        }
+        // SAFETY: as the program promises.
+        transmit(fd, &unsafe { list(parts, count.max(0) as usize) }, waits_not(flags), plain)
+    }
+
+    fn pwritev64v2(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {
+        // SAFETY: the same.
+        unsafe { pwritev2(fd, parts, count, offset, flags) }
+    }
+
     fn send(fd: c_int, data: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         transmit(fd, &Parts(&one(data, len)), flags,
             || next!(send: fn(c_int, *const c_void, size_t, c_int) -> ssize_t, fd, data, len, flags))
@@ -250,7 +286,9 @@ c_functions! {
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-        if socket::find(fd).is_none() || messages.is_null() {
+        // SAFETY: so many headers stand there.
+        let is_alone = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen == 0 };
+        if messages.is_null() || socket::find(fd).is_none() && (0..count as usize).all(is_alone) {
             return next!(sendmmsg: fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int, fd, messages, count, flags);
         }
         for index in 0..count as usize {
@@ -354,17 +392,13 @@ c_functions! {
     }
 
     fn dup2(fd: c_int, to: c_int) -> c_int {
-        if fd != to {
-            closing(to);
-        }
+        replacing(fd, to, 0);
         let new = next!(dup2: fn(c_int, c_int) -> c_int, fd, to);
         if fd != to { copied(fd, new) } else { new }
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-        if fd != to {
-            closing(to);
-        }
+        replacing(fd, to, flags);
         copied(fd, next!(dup3: fn(c_int, c_int, c_int) -> c_int, fd, to, flags))
     }
 
@@ -482,8 +516,9 @@ c_functions! {
 
     fn fdopen(fd: c_int, mode: *const std::ffi::c_char) -> *mut libc::FILE {
         // The C library's own reads and writes pass by here.
-        if let Some(used) = socket::find(fd) {
-            used.never();
+        if let Some(used) = socket::find(fd) && !handover::to_c_library(&used, fd) {
+            set_errno(libc::ENOMEM);
+            return std::ptr::null_mut();
         }
         next!(fdopen: fn(c_int, *const std::ffi::c_char) -> *mut libc::FILE, fd, mode)
     }
@@ -521,36 +556,26 @@ c_functions! {
     }
 
     fn poll(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
-        match polled(fds, count, milliseconds(timeout), std::ptr::null()) {
-            Some(done) => done,
-            None => next!(poll: fn(*mut pollfd, libc::nfds_t, c_int) -> c_int, fds, count, timeout),
-        }
+        polled(fds, count, milliseconds(timeout), std::ptr::null(),
+            || next!(poll: fn(*mut pollfd, libc::nfds_t, c_int) -> c_int, fds, count, timeout))
     }
 
     fn __poll_chk(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int, room: size_t) -> c_int {
-        match polled(fds, count, milliseconds(timeout), std::ptr::null()) {
-            Some(done) => done,
-            None => next!(__poll_chk: fn(*mut pollfd, libc::nfds_t, c_int, size_t) -> c_int, fds, count, timeout, room),
-        }
+        polled(fds, count, milliseconds(timeout), std::ptr::null(),
+            || next!(__poll_chk: fn(*mut pollfd, libc::nfds_t, c_int, size_t) -> c_int, fds, count, timeout, room))
     }
 
     fn ppoll(fds: *mut pollfd, count: libc::nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        match polled(fds, count, nanoseconds(timeout), mask) {
-            Some(done) => done,
-            None => next!(ppoll:
-                fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t) -> c_int, fds, count, timeout, mask),
-        }
+        polled(fds, count, nanoseconds(timeout), mask, || next!(ppoll:
+            fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t) -> c_int, fds, count, timeout, mask))
     }
 
     fn __ppoll_chk(
         fds: *mut pollfd, count: libc::nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
     ) -> c_int {
-        match polled(fds, count, nanoseconds(timeout), mask) {
-            Some(done) => done,
-            None => next!(__ppoll_chk:
-                fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t, size_t) -> c_int,
-                fds, count, timeout, mask, room),
-        }
+        polled(fds, count, nanoseconds(timeout), mask, || next!(__ppoll_chk:
+            fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t, size_t) -> c_int,
+            fds, count, timeout, mask, room))
     }
 
     fn select(count: c_int, read: *mut u64, write: *mut u64, except: *mut u64, timeout: *mut timeval) -> c_int {
@@ -560,23 +585,17 @@ c_functions! {
             false => Some(unsafe { (*timeout).tv_sec as u64 * 1_000_000_000 + (*timeout).tv_usec as u64 * 1000 }),
         };
         let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
-        match wait::select(&sets, time, std::ptr::null()) {
-            Some(done) => result(done as isize) as c_int,
-            None => next!(select:
-                fn(c_int, *mut u64, *mut u64, *mut u64, *mut timeval) -> c_int, count, read, write, except, timeout),
-        }
+        selected(&sets, time, std::ptr::null(), || next!(select:
+            fn(c_int, *mut u64, *mut u64, *mut u64, *mut timeval) -> c_int, count, read, write, except, timeout))
     }
 
     fn pselect(
         count: c_int, read: *mut u64, write: *mut u64, except: *mut u64, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
         let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
-        match wait::select(&sets, nanoseconds(timeout), mask) {
-            Some(done) => result(done as isize) as c_int,
-            None => next!(pselect:
-                fn(c_int, *mut u64, *mut u64, *mut u64, *const timespec, *const sigset_t) -> c_int,
-                count, read, write, except, timeout, mask),
-        }
+        selected(&sets, nanoseconds(timeout), mask, || next!(pselect:
+            fn(c_int, *mut u64, *mut u64, *mut u64, *const timespec, *const sigset_t) -> c_int,
+            count, read, write, except, timeout, mask))
     }
 }
 
@@ -619,13 +638,51 @@ fn waited(
     epoll::wait(epfd, events, left, mask).map_or(0, |done| result(done as isize) as c_int)
 }
 
-fn polled(fds: *mut pollfd, count: libc::nfds_t, timeout: Option<u64>, mask: *const sigset_t) -> Option<c_int> {
+/// `plain` while nothing has rings. What it has heard of one that another thread has brought into the rack meanwhile may be
+/// bells: it is looked at again.
+fn polled(
+    fds: *mut pollfd,
+    count: libc::nfds_t,
+    timeout: Option<u64>,
+    mask: *const sigset_t,
+    plain: impl FnOnce() -> c_int,
+) -> c_int {
     if fds.is_null() || count == 0 {
-        return None;
+        return plain();
     }
+    let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
     // SAFETY: the program's list.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
-    wait::poll(fds, timeout, mask).map(|done| result(done as isize) as c_int)
+    if let Some(done) = wait::poll(fds, timeout, mask) {
+        return result(done as isize) as c_int;
+    }
+    let done = plain();
+    let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+    let again = if done > 0 { wait::poll(fds, left, mask) } else { None };
+    again.map_or(done, |done| result(done as isize) as c_int)
+}
+
+/// The same for sets.
+fn selected(sets: &Sets, timeout: Option<u64>, mask: *const sigset_t, plain: impl FnOnce() -> c_int) -> c_int {
+    let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
+    let before = sets.copy();
+    if let Some(done) = wait::select(sets, timeout, mask) {
+        return result(done as isize) as c_int;
+    }
+    let done = plain();
+    if done <= 0 || !before.has_rings() {
+        return done;
+    }
+    let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
+    let after = sets.copy();
+    sets.set(&before);
+    match wait::select(sets, left, mask) {
+        Some(done) => result(done as isize) as c_int,
+        None => {
+            sets.set(&after);
+            done
+        }
+    }
 }
 
 fn accepted(listener: c_int, new: c_int) {
@@ -662,6 +719,13 @@ fn named(
     // SAFETY: the program's room, as it said before the call.
     unsafe { Written::new(family.into(), name).give(address, room, len) };
     done
+}
+
+/// A descriptor is to become another one's copy, and to be closed before, unless the kernel will refuse.
+fn replacing(fd: c_int, to: c_int, flags: c_int) {
+    if fd != to && flags & !libc::O_CLOEXEC == 0 && sys::is_open(fd) {
+        closing(to);
+    }
 }
 
 fn copied(fd: c_int, new: c_int) -> c_int {

@@ -12,7 +12,7 @@ use remora_preload::next;
 use crate::calls::{self, c_functions};
 use crate::gate::Names;
 use crate::link::Word;
-use crate::socket::{self, STANDARD, Socket, stays};
+use crate::socket::{self, STANDARD, Socket, Used, stays};
 use crate::spin::Spin;
 use crate::{rack, relay, start, sys};
 
@@ -136,6 +136,23 @@ fn give_back(socket: &'static Socket, fd: c_int, new: Option<c_int>, input: bool
             }
         }
     }
+}
+
+/// The C library itself is about to read and write what a descriptor leads to: that is the kernel's from now on. False if it
+/// cannot be.
+pub fn to_c_library(used: &Used, fd: c_int) -> bool {
+    used.never();
+    if used.link().is_none() {
+        return true;
+    }
+    let stays = used.stays();
+    give_back(used.address(), fd, None, true);
+    let Some(new) = socket::find(fd).filter(|new| !new.same(used)) else { return false };
+    new.never();
+    if !stays {
+        socket::descriptors().filter(|(_, other)| new.same(other)).for_each(|(fd, _)| sys::close_on_exec(fd));
+    }
+    true
 }
 
 /// What a connection's ends are called.

@@ -13,7 +13,7 @@
 //! | `link`   | the buffer: a ring each way, positions, wishes for bells                          |
 //! | `stream` | sending and receiving: changing over, waiting, ends                               |
 //! | `epoll`, `wait`  | `epoll`, `poll` and `select`                                              |
-//! | `calls`, `files` | the C library's functions: sockets and descriptors; files to sockets      |
+//! | `calls`, `files`, `print` | the C library's functions: sockets and descriptors; files to sockets; text |
 //! | `handover`, `relay` | connections that go to other programs                            |
 //! | `spin`, `sys`    | locks and looking; the kernel's calls                                     |
 //!
@@ -32,6 +32,8 @@ mod gate;
 #[cfg(not(test))]
 mod handover;
 mod link;
+#[cfg(not(test))]
+mod print;
 mod rack;
 #[cfg(not(test))]
 mod relay;

@@ -6,10 +6,12 @@ use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use libc::{POLLIN, POLLOUT, pollfd, size_t};
 use remora_preload::errno;
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use crate::calls;
 use crate::link::Word;
@@ -38,6 +40,10 @@ pub fn begin(socket: &Socket, fd: c_int, input: bool) -> Option<OwnedFd> {
     let (end, other) = pair(rack::addresses(fd)?.1.is_ipv4())?;
     if link.own(Word::NonBlocking) != 0 {
         rustix::io::ioctl_fionbio(&end, true).ok()?;
+    }
+    for (which, limit) in [(Timeout::Recv, &socket.rx_timeout), (Timeout::Send, &socket.tx_timeout)] {
+        let limit = Duration::from_nanos(limit.load(Ordering::Relaxed));
+        sockopt::set_socket_timeout(&end, which, (!limit.is_zero()).then_some(limit)).ok()?;
     }
     let cell = start::cell();
     // SAFETY: null, or a cell of the page that is never unmapped.

@@ -80,6 +80,11 @@ pub fn closes_on_exec(fd: c_int) -> bool {
     call!(SYS_fcntl, fd, libc::F_GETFD) as c_int & libc::FD_CLOEXEC != 0
 }
 
+/// Whether a descriptor is open, as far as can be found out.
+pub fn is_open(fd: c_int) -> bool {
+    is_sealed() || call!(SYS_fcntl, fd, libc::F_GETFD) >= 0
+}
+
 /// Rings, with these flags of `send`. The peer's kernel keeps the byte for it: 1, or a negative errno, as if there is no room for
 /// one, as there are others then.
 pub fn ring(fd: c_int, flags: c_int) -> isize {

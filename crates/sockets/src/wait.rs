@@ -158,7 +158,38 @@ pub struct Sets {
 /// What each set asks for, and which answers count for it.
 const KINDS: [(i16, i16); 3] = [(POLLIN, POLLIN | POLLHUP | POLLERR), (POLLOUT, POLLOUT | POLLERR), (POLLPRI, POLLPRI)];
 
+/// What sets had in them.
+pub struct Copies([Vec<u64>; 3]);
+
+impl Copies {
+    /// Whether there is a socket with rings.
+    pub fn has_rings(&self) -> bool {
+        (0..self.0[0].len() * 64).any(|fd| {
+            let has = self.0.iter().any(|words| words[fd / 64] & 1 << (fd % 64) != 0);
+            has && socket::find(fd as c_int).is_some_and(|used| used.link().is_some())
+        })
+    }
+}
+
 impl Sets {
+    /// What is in them; nothing in those that are null.
+    pub fn copy(&self) -> Copies {
+        let words = self.count.div_ceil(64);
+        Copies(self.sets.map(|set| match set.is_null() {
+            true => vec![0; words],
+            // SAFETY: the caller of `select` lends sets of so many bits.
+            false => unsafe { std::slice::from_raw_parts(set, words) }.to_vec(),
+        }))
+    }
+
+    /// Puts that in again.
+    pub fn set(&self, copies: &Copies) {
+        for (set, words) in self.sets.into_iter().zip(&copies.0).filter(|(set, _)| !set.is_null()) {
+            // SAFETY: as above.
+            unsafe { set.copy_from_nonoverlapping(words.as_ptr(), words.len()) };
+        }
+    }
+
     fn has(&self, kind: usize, fd: usize) -> bool {
         let set = self.sets[kind];
         // SAFETY: the caller of `select` lends sets of so many bits.

@@ -1781,6 +1781,98 @@ def check_beside():
     warm(a, b)
 
 
+def check_c_library():
+    """What the C library writes and reads by itself, in calls that are seldom used, and by lists of messages."""
+    c = CLibrary()
+    ctypes = c.ctypes
+    a, b = busy_pair()
+    b.settimeout(10)
+    text = b"7 word 1.5 1 2 3 4 5 6 7 8"
+    numbers = [ctypes.c_int(n) for n in range(1, 9)]
+    assert c.dprintf(a.fileno(), b"%d %s %.1f" + b" %d" * 8, 7, b"word", ctypes.c_double(1.5), *numbers) == len(text)
+    assert exactly(b, len(text)) == text
+    block = ctypes.create_string_buffer(b"vector", 6)
+    vector = (ctypes.c_uint64 * 2)(ctypes.addressof(block), 6)
+    at = ctypes.c_int64
+    assert c.pwritev2(a.fileno(), vector, 1, at(-1), 0) == 6 and exactly(b, 6) == b"vector"
+    b.sendall(b"rotcev")
+    assert c.preadv2(a.fileno(), vector, 1, at(-1), 0) == 6 and block.raw == b"rotcev"
+    fails(errno.ESPIPE, c.preadv2, a.fileno(), vector, 1, at(0), 0)
+    # A file of the C library's, and the number that it has.
+    a.set_inheritable(False)
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 10, 0))
+    libc = c.libc
+    libc.fdopen.restype, libc.fgets.restype = ctypes.c_void_p, ctypes.c_char_p
+    file = ctypes.c_void_p(libc.fdopen(a.fileno(), b"r+"))
+    assert not a.get_inheritable()
+    room = ctypes.create_string_buffer(99)
+    for n in range(50):
+        assert libc.fputs(b"line %d\n" % n, file) >= 0 and libc.fflush(file) == 0
+        assert exactly(b, len(b"line %d\n" % n)) == b"line %d\n" % n
+        b.sendall(b"answer %d\n" % n)
+        assert libc.fgets(room, 99, file) == b"answer %d\n" % n
+    a.sendall(b"beside")
+    assert exactly(b, 6) == b"beside"
+    libc.fclose(file)
+    a.detach()
+    assert b.recv(1) == b""
+    eventually(lambda: not relays())
+    # Passed on, in a list of messages.
+    a, b = busy_pair()
+    u, v = socket.socketpair()
+    rights = ctypes.create_string_buffer(struct.pack("QiiI4x", 20, socket.SOL_SOCKET, socket.SCM_RIGHTS, b.fileno()))
+    message = ctypes.create_string_buffer(64)
+    struct.pack_into("PI4xPQPQi", message, 0, 0, 0, ctypes.addressof(vector), 1, ctypes.addressof(rights), 24, 0)
+    assert c.sendmmsg(u.fileno(), message, 1, 0) == 1
+    bytes_, fds, _, _ = socket.recv_fds(v, 9, 1)
+    b.close()
+    passed = socket.socket(fileno=fds[0])
+    passed.settimeout(10)
+    a.sendall(b"hello")
+    assert bytes_ == b"rotcev" and exactly(passed, 5) == b"hello"
+    passed.sendall(b"there")
+    assert exactly(a, 5) == b"there"
+    passed.close()
+    assert a.recv(1) == b""
+    # What is refused has done nothing.
+    a, b = busy_pair()
+    fails(errno.EBADF, os.dup2, 999, a.fileno())
+    fails(errno.EINVAL, c.dup3, 0, a.fileno(), 1)
+    b.sendall(b"still here")
+    assert exactly(a, 10) == b"still here"
+
+
+def check_polls_late():
+    """A thread waits while another one's sends bring the connection into the rack: it is told of bytes, not of bells."""
+    for how in ("poll", "select"):
+        for _ in range(20):
+            a, b = pair()
+            wait, wrong = waits_of(b)[how], []
+
+            def hear():
+                while True:
+                    assert wait(10)
+                    try:
+                        if not b.recv(1, socket.MSG_DONTWAIT):
+                            return
+                    except BlockingIOError:
+                        wrong.append(how)
+
+            t = threading.Thread(target=hear)
+            t.start()
+            for _ in range(40):
+                b.sendall(b"x")
+                exactly(a, 1)
+                time.sleep(0.0002)
+            for _ in range(5):
+                a.sendall(b"y")
+                time.sleep(0.0005)
+            a.close()
+            t.join()
+            assert not wrong, wrong
+            b.close()
+
+
 for name, check in sorted(globals().items()):
     if name.startswith("check_") and (len(sys.argv) < 2 or sys.argv[1] == "all" or name in sys.argv[1].split(",")):
         start = time.time()
