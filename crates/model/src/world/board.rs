@@ -315,20 +315,24 @@ impl Board {
             }
             Reach::Atomic => {
                 let at = self.beyond(at, va, bytes);
-                let (_, here) = self.pcie(nic).read(at, bytes);
-                (here, self.pcie(nic).write(here, bytes).1)
+                self.change(nic, at, va)
             }
         }
     }
 
-    /// A NIC's atomic operation on a word, for a peer: when it has the old value. It reads and writes the word over PCIe,
-    /// and no other operation on the same word comes between (Kalia et al., ATC 2016).
+    /// A NIC's atomic operation on a word, for a peer: when it has the old value.
     pub fn atomic(&mut self, nic: usize, now: Ps, va: u64) -> Ps {
+        self.change(nic, now, va).0
+    }
+
+    /// A NIC changes a word, for a peer or a kernel of its own: when it has the old value, and when the new one is in memory.
+    /// It reads and writes the word over PCIe, and no other operation on the same word comes between (Kalia et al., ATC 2016).
+    fn change(&mut self, nic: usize, now: Ps, va: u64) -> (Ps, Ps) {
         let begun = self.nics[nic].words.get(&va).map_or(now, |free| now.max(*free));
         let (_, here) = self.pcie(nic).read(begun, WORD);
         let (_, there) = self.pcie(nic).write(here, WORD);
         self.nics[nic].words.insert(va, there);
-        here
+        (here, there)
     }
 
     /// Data that a core on a NIC's card asked for come over PCIe, the first line of them not before `there`: when that and

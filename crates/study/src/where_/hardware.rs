@@ -161,11 +161,11 @@ impl Way<'_> {
         {
             let from = self.path.visits.len();
             let write = Access { count: 1.0, kind: Kind::Write, ..last };
+            // Seen by everybody once the answer is there: the item is held for the whole round trip.
+            let held = self.round_trip(last.bytes);
             self.one_sided(&write);
             self.turn(Side::Client);
-            // Seen by everybody once the answer is there: the item is held for the whole round trip.
-            let (held, hot) = (self.round_trip(last.bytes), self.operation.hottest());
-            self.path.hold("the most popular item", Station::HotItem, held * hot, 0.0);
+            self.item(from, held);
             self.path.sometimes(from, self.operation.writes);
         }
         let cycles = self.operation.cycles / self.machines.client.core.clock * 1e9;
@@ -205,10 +205,14 @@ impl Way<'_> {
         match access.kind {
             Kind::Read => {}
             Kind::Write => self.landing(Side::Node, request),
-            Kind::Atomic => self.atomic(|way| {
-                way.dma_read(Side::Node, "PCIe read", WORD);
-                way.path.aside("PCIe write", Station::PcieWrites, way.on_bus(WORD));
-            }),
+            // Who asks has the old value before the new one is written, and the word is held until then.
+            Kind::Atomic => {
+                let (from, (on_bus, after)) = (self.path.visits.len(), self.dma_write_time(WORD));
+                self.dma_read(Side::Node, "PCIe read", WORD);
+                let held = self.path.time(from) + on_bus + after;
+                self.path.aside("PCIe write", Station::PcieWrites, on_bus);
+                self.item(from, held);
+            }
         }
         let answer = Message { bytes: answer.unwrap_or(0.0), header: Aeth::LEN, fetched: answer.is_some() };
         if access.kind == Kind::Read {
@@ -231,13 +235,13 @@ impl Way<'_> {
         self.path.hold("other socket", Station::Sockets, bytes / LINE * across, hop);
     }
 
-    /// An atomic of the most popular item holds it.
-    fn atomic(&mut self, access: impl Fn(&mut Self)) {
-        let from = self.path.visits.len();
-        access(self);
-        let held: f64 = self.path.visits[from..].iter().map(|visit| visit.service + visit.after).sum();
-        let hot = held * self.operation.hottest();
-        self.path.hold("the most popular item", Station::HotItem, hot, 0.0);
+    /// What came since `from` holds the most popular item, if it is of that, for so long. Who finds it free waits for nothing.
+    fn item(&mut self, from: usize, held: f64) {
+        let before = self.path.visits.len();
+        self.path.pass("the most popular item", Station::HotItem, held, 0.0);
+        self.path.sometimes(before, self.operation.hottest());
+        let added = self.path.visits.len() - before;
+        self.path.visits[from..].rotate_right(added);
     }
 
     /// On the NIC's data path: each access is a DMA read over PCIe.
@@ -270,10 +274,12 @@ impl Way<'_> {
                 self.dma_read(Side::Node, "PCIe read", access.bytes);
             }
             Kind::Write => self.dma_write(access.bytes),
-            Kind::Atomic => self.atomic(|way| {
-                way.dma_read(Side::Node, "PCIe read", WORD);
-                way.dma_write(WORD);
-            }),
+            Kind::Atomic => {
+                let from = self.path.visits.len();
+                self.dma_read(Side::Node, "PCIe read", WORD);
+                self.dma_write(WORD);
+                self.item(from, self.path.time(from));
+            }
         }
     }
 
@@ -282,9 +288,7 @@ impl Way<'_> {
         let Some(last) = self.operation.accesses.last().filter(|_| self.operation.writes > 0.0) else { return };
         let from = self.path.visits.len();
         write(self, last.bytes);
-        let held: f64 = self.path.visits[from..].iter().map(|visit| visit.service + visit.after).sum();
-        let hot = held * self.operation.hottest();
-        self.path.hold("the most popular item", Station::HotItem, hot, 0.0);
+        self.item(from, self.path.time(from));
         self.path.sometimes(from, self.operation.writes);
     }
 
@@ -375,8 +379,9 @@ impl Way<'_> {
                 way.turn(Side::Node);
             });
             if access.kind == Kind::Atomic {
-                let hot = self.operation.hottest() * (ns(cache.latency) + ns(dram.latency_ps));
-                self.path.hold("the most popular item", Station::HotItem, hot * access.count, 0.0);
+                // The line goes from core to core.
+                let held = ns(cache.latency) + ns(dram.latency_ps);
+                self.item(self.path.visits.len(), held * access.count);
             }
         }
         self.write_back(|way, _| way.path.hold("memory", Station::HostCores, ns(cache.latency), 0.0));

@@ -261,7 +261,12 @@ impl Path {
 
     /// Mean time of an operation that has everything for itself.
     pub fn alone(&self) -> f64 {
-        self.visits.iter().map(Visit::mean).sum()
+        self.time(0)
+    }
+
+    /// The part of [`Path::alone`] of what came since `from`.
+    pub fn time(&self, from: usize) -> f64 {
+        self.visits[from..].iter().map(Visit::mean).sum()
     }
 
     /// Mean time of an operation that has everything for itself when no cache hits.

@@ -245,11 +245,8 @@ impl crate::compare::Watch for Quiet {
     }
 }
 
-#[test]
-fn a_comparison_on_a_platform_gives_the_same_answer() {
-    // One question, one answer: a client of one thread, with as many under way. Of places that no cache of cores lies before,
-    // as the two lay their lists out differently.
-    let plan = crate::compare::Plan {
+fn plan() -> crate::compare::Plan {
+    crate::compare::Plan {
         operations: vec![crate::operations::LIST],
         seed: 1,
         distribution: crate::workload::Distribution::Uniform,
@@ -259,7 +256,14 @@ fn a_comparison_on_a_platform_gives_the_same_answer() {
         rings: false,
         auto: false,
         keep: Default::default(),
-    };
+    }
+}
+
+#[test]
+fn a_comparison_on_a_platform_gives_the_same_answer() {
+    // One question, one answer: a client of one thread, with as many under way. Of places that no cache of cores lies before,
+    // as the two lay their lists out differently.
+    let plan = plan();
     let records = crate::records::Records::generate(300, 64, 1);
     for name in ["strom-10g", "bluefield2"] {
         let platform = Platform::load(name).unwrap();
@@ -353,4 +357,45 @@ fn engines_serve_as_many_times_as_much_until_memory_is_full() {
     let (all, _, binding) = most(&large, 256);
     assert!((all / (20e9 / 4096.0) - 1.0).abs() < 0.01 && binding == "host memory", "{all}, {binding}");
     assert!(most(&large, 2).0 > 1.99 * most(&large, 1).0);
+}
+
+/// Templates are what the comparison does, without what its kernels do not compute: its table and lists are more than an
+/// accelerator's cache holds and less than a host's, its tree is small, and a client keeps the inner nodes of that.
+#[test]
+fn templates_and_the_comparison_on_a_platform_give_the_same_figures() {
+    use crate::operations::{GET_HIT, LIST, SEQUENCER, TREE_GET};
+    let (operations, time) = (vec![LIST, GET_HIT, TREE_GET, SEQUENCER], std::time::Duration::from_millis(30));
+    let plan = crate::compare::Plan { operations, time, ..plan() };
+    let records = crate::records::Records::generate(300, 64, 1);
+    for name in ["strom-10g", "rambda", "bluefield2"] {
+        let platform = Platform::load(name).unwrap();
+        let (on, _) = crate::on::compare_on(&platform, &plan, &records, None, &Quiet).unwrap();
+        for row in &on.rows {
+            let (template, counts, bytes, state) = match (row.operation.name(), row.parameter) {
+                ("list", Some(elements @ ..=8)) => ("list", [elements as f64, 1.0], 64.0, 1e6),
+                ("get-hit", _) => ("get", [1.0, 1.0], 100.0, 1e6),
+                ("tree-get", _) if row.placement == Placement::Client => ("btree", [1.0, 0.0], 512.0, 8e3),
+                ("tree-get", _) => ("btree", [2.0, 0.0], 512.0, 8e3),
+                ("sequencer", Some(1)) => ("counter", [1.0, 0.0], 8.0, 64.0),
+                _ => continue,
+            };
+            let mut operation = Operation::load(std::path::Path::new(template)).unwrap();
+            (operation.skew, operation.cycles, operation.pipeline_cycles) = (0.0, 0.0, 0.0);
+            operation.accesses.iter_mut().zip(counts).for_each(|(access, count)| access.count = count);
+            operation.accesses.last_mut().unwrap().bytes = bytes;
+            operation.state = state;
+            if template == "get" {
+                operation.reply = bytes;
+            }
+            for (under_way, engine) in [(1, &row.in_flight_1), (64, &row.in_flight_64)] {
+                let operation = Operation { load: Load::Closed(under_way), ..operation.clone() };
+                let options = WhereOptions { simulated: 0, points: 1, flips: 0, ..WhereOptions::default() };
+                let answer = decide(&platform, &operation, &options).unwrap();
+                let screen = answer.ranking.iter().find(|candidate| candidate.place == row.placement).unwrap();
+                let off = [screen.p50_ns / engine.p50_ns as f64 - 1.0, screen.ops_per_s / engine.ops_per_s - 1.0];
+                let what = format!("{name} {template} {counts:?} {}, {under_way} under way", row.placement);
+                assert!(off[0].abs() < 0.12 && off[1].abs() < 0.2, "{what}: {off:?} of {engine:?}");
+            }
+        }
+    }
 }

@@ -187,8 +187,13 @@ impl Way<'_> {
     }
 
     pub(super) fn dma_write(&mut self, bytes: f64) {
-        let after = ns(self.machines.pcie.write_ps) - self.on_bus(LINE);
-        self.path.hold("PCIe write", Station::PcieWrites, self.on_bus(bytes), after);
+        let (held, after) = self.dma_write_time(bytes);
+        self.path.hold("PCIe write", Station::PcieWrites, held, after);
+    }
+
+    /// What a DMA write holds PCIe for, and what it takes after that until a core can see it.
+    pub(super) fn dma_write_time(&self, bytes: f64) -> (f64, f64) {
+        (self.on_bus(bytes), ns(self.machines.pcie.write_ps) - self.on_bus(LINE))
     }
 
     /// What PCIe takes for bytes with the headers of their TLPs.
