@@ -94,7 +94,8 @@ impl std::fmt::Display for ChainRefusal {
 pub enum ChainOutcome {
     /// It was done, and durable at all replicas; this was read.
     Done(Vec<Value>),
-    /// Something else was there than expected: nothing was written; this was read.
+    /// Something else was there than expected: nothing was written; this was read. To an attempt after the first: something else
+    /// was there for an earlier one, and this is there now, which may be what was expected.
     Unequal(Vec<Value>),
     /// An attempt before this one was done, and durable at all replicas. What that read is not kept.
     Before,
