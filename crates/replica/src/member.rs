@@ -210,9 +210,18 @@ impl Membership {
         self.beat_at
     }
 
+    /// Whoever stood still has heard nobody meanwhile, and holds that against nobody: it listens first.
+    fn passes(&mut self, now: Time) {
+        let still = now.saturating_sub(self.now);
+        if still > self.timing.suspect / 2 {
+            self.peers.iter_mut().for_each(|peer| peer.heard += still);
+        }
+        self.now = now;
+    }
+
     /// Time has passed.
     pub fn timeout(&mut self, now: Time) {
-        self.now = now;
+        self.passes(now);
         if now < self.beat_at {
             return;
         }
@@ -230,7 +239,7 @@ impl Membership {
 
     /// What was asked to be made durable under this number is.
     pub fn persisted(&mut self, now: Time, number: u64) {
-        self.now = now;
+        self.passes(now);
         while let Some((_, then)) = self.after.pop_front_if(|(first, _)| *first <= number) {
             match then {
                 Then::Send(to, notice) => self.send(to, notice),
@@ -248,7 +257,7 @@ impl Membership {
 
     /// Takes a notice from `from`.
     pub fn handle(&mut self, now: Time, from: NodeId, notice: Notice) {
-        self.now = now;
+        self.passes(now);
         if !self.nodes.has(from) || !self.sensible(from, notice) {
             return;
         }

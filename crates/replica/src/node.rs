@@ -9,7 +9,7 @@ use crate::ddp::{Config, Job, JobId, Marks, Message, Reached, Replica, ReplicaOu
 use crate::ledger::Ledger;
 use crate::log::{self, Decoded, Known, LogEnd, Record};
 use crate::member::{MemberOutput, Membership, Mutation, Notice, Standing, Timing};
-use crate::types::{NodeId, NodeSet};
+use crate::types::{Key, NodeId, NodeSet};
 
 /// What nodes send each other.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -54,8 +54,8 @@ pub enum Change {
     Compact(Snapshot),
 }
 
-/// What counts of a log. It is cheap to make; bytes are for another thread.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// What counts of a log. It may be made bit by bit; bytes are for another thread.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Snapshot {
     records: Vec<Record>,
     length: usize,
@@ -66,6 +66,12 @@ impl Snapshot {
     pub fn new(records: Vec<Record>) -> Self {
         let length = records.iter().map(log::length).sum();
         Self { records, length }
+    }
+
+    /// One record more.
+    fn push(&mut self, record: Record) {
+        self.length += log::length(&record);
+        self.records.push(record);
     }
 
     /// How many bytes it has.
@@ -89,12 +95,22 @@ enum Token {
     Nothing,
 }
 
+/// A shorter log that is made. Each turn brings some of the replica's records; what the log gets meanwhile goes there too, as it
+/// may be newer than what was gathered.
+#[derive(Clone, Debug, Default)]
+struct Gathering {
+    snapshot: Snapshot,
+    /// The last record that was gathered.
+    last: Option<Key>,
+}
+
 /// One node of a cluster.
 #[derive(Clone, Debug)]
 pub struct ReplicaNode {
     replica: Replica,
     member: Membership,
     ledger: Ledger<Token>,
+    gathering: Option<Gathering>,
     out: VecDeque<NodeOutput>,
     found: LogEnd,
     lost: bool,
@@ -150,6 +166,7 @@ impl ReplicaNode {
             replica: Replica::new(config),
             member,
             ledger: Ledger::new(length, slack),
+            gathering: None,
             out: VecDeque::new(),
             found: end,
             lost: false,
@@ -163,7 +180,13 @@ impl ReplicaNode {
             let (number, change) = node.ledger.change(Change::Replace(Vec::new()), Token::Nothing);
             node.out.push_back(NodeOutput::Log(number, change));
         } else if damaged || end != LogEnd::Whole {
-            node.replace(damaged, |snapshot| Change::Replace(snapshot.encode()));
+            // First, so that it is not taken for a torn tail if it is damaged itself.
+            let mut records: Vec<Record> = damaged.then_some(Record::Damaged).into_iter().collect();
+            records.push(Record::Member(node.member.durable()));
+            records.extend(node.replica.snapshot(None).map(Record::Write));
+            let replace = |snapshot: Snapshot| Change::Replace(snapshot.encode());
+            let (number, change) = node.ledger.replace(Snapshot::new(records), Token::Nothing, replace);
+            node.out.push_back(NodeOutput::Log(number, change));
         }
         node.pump(now);
         node
@@ -268,7 +291,7 @@ impl ReplicaNode {
 
     /// The last [`Change::Compact`] has come to nothing, for want of room: once more.
     pub fn compact(&mut self) {
-        self.replace(false, Change::Compact);
+        self.begin_gathering();
     }
 
     /// A [`NodeOutput::Job`] has been done.
@@ -308,8 +331,9 @@ impl ReplicaNode {
         }
         self.replica.set_closed(!self.member.full().is_empty());
         if self.ledger.is_long() {
-            self.replace(false, Change::Compact);
+            self.begin_gathering();
         }
+        self.gather();
     }
 
     fn member_asks(&mut self, now: Time, asked: MemberOutput) {
@@ -331,6 +355,8 @@ impl ReplicaNode {
                     let jobs = self.ledger.open().filter(|token| matches!(token, Token::Job(_)));
                     jobs.for_each(|token| *token = Token::Nothing);
                     self.waiting.clear();
+                    // And what was gathered is what is reset.
+                    self.gathering = None;
                     self.append(&Record::Reset, Token::Nothing);
                 }
                 if self.replica.status().is_none() && self.member.astray() {
@@ -381,18 +407,36 @@ impl ReplicaNode {
     }
 
     fn append(&mut self, record: &Record, token: Token) {
+        if let Some(gathering) = &mut self.gathering {
+            gathering.snapshot.push(record.clone());
+        }
         let (number, change) = self.ledger.append(record, token);
         self.out.push_back(NodeOutput::Log(number, change));
     }
 
-    /// A log with just what counts: the newest version of each record, tombstones too, and membership.
-    fn replace(&mut self, damaged: bool, change: impl FnOnce(Snapshot) -> Change) {
-        // First, so that it is not taken for a torn tail if it is damaged itself.
-        let mut records: Vec<Record> = damaged.then_some(Record::Damaged).into_iter().collect();
-        records.push(Record::Member(self.member.durable()));
-        records.extend(self.replica.snapshot().map(Record::Write));
-        let (number, change) = self.ledger.replace(Snapshot::new(records), Token::Nothing, change);
-        self.out.push_back(NodeOutput::Log(number, change));
+    /// A log with just what counts is to be made: the newest version of each record, tombstones too, and membership.
+    fn begin_gathering(&mut self) {
+        if self.gathering.is_none() {
+            self.gathering =
+                Some(Gathering { snapshot: Snapshot::new(vec![Record::Member(self.member.durable())]), last: None });
+        }
+    }
+
+    /// Some records more of it. All at once would be milliseconds for each ten thousand, in which nobody hears of this node.
+    fn gather(&mut self) {
+        let Some(Gathering { snapshot, last }) = &mut self.gathering else { return };
+        let mut left = self.replica.config().gathers;
+        for write in self.replica.snapshot(*last).take(left) {
+            left -= 1;
+            *last = Some(write.key);
+            snapshot.push(Record::Write(write));
+        }
+        if left > 0
+            && let Some(Gathering { snapshot, .. }) = self.gathering.take()
+        {
+            let (number, change) = self.ledger.replace(snapshot, Token::Nothing, Change::Compact);
+            self.out.push_back(NodeOutput::Log(number, change));
+        }
     }
 }
 

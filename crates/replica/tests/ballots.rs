@@ -36,13 +36,15 @@ impl Nodes {
         all
     }
 
-    /// At `now` a node hears of `alive` and looks what should follow. What it sends reaches `hears`, who answer; so it goes
+    /// At `now` a node has heard of `alive` alone for a second and looks what should follow. What it sends reaches `hears`, who answer; so it goes
     /// on until nothing comes any more, but that no view is told to anybody when it is decided, nor accepted by others than
     /// `accept`. Gives the view that the node enters.
     fn proposes(&mut self, now: u64, node: usize, alive: &[usize], accept: &[usize], quick: bool) -> Option<View> {
         self.now = now;
-        for &other in alive {
-            self.nodes[node].handle(now, NodeId(other as u8), Notice::Beat(now, 1, Standing::Joining, false));
+        for at in (now.saturating_sub(1000 * MS)..=now).step_by(20 * MS as usize) {
+            for &other in alive {
+                self.nodes[node].handle(at, NodeId(other as u8), Notice::Beat(at, 1, Standing::Joining, false));
+            }
         }
         self.nodes[node].timeout(now);
         let mut entered = None;

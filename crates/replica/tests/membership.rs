@@ -113,3 +113,39 @@ fn a_node_accepts_no_view_without_itself_while_it_may_serve() {
     member.handle(end, proposer, Notice::Accept(ballot, without));
     assert!(drain(&mut member, end).contains(&accepted));
 }
+
+/// The others beat all the time, but what they sent lies unread.
+#[test]
+fn a_node_that_stood_still_listens_before_it_suspects_anybody() {
+    let view = View::first(NodeSet::first(5));
+    let mut member = member(0, Durable { view, ..Durable::default() }, Standing::Serving);
+    let begin = 2 * TIMING.term;
+    let hears = |member: &mut Membership, now: u64| {
+        others().for_each(|node| member.handle(now, node, Notice::Beat(now, 1, Standing::Serving, false)));
+    };
+    let proposes = |member: &mut Membership, now: u64| {
+        member.timeout(now);
+        let asks = |output: &MemberOutput| matches!(output, MemberOutput::Send(_, Notice::Prepare(..)));
+        drain(member, now).iter().any(asks)
+    };
+    hears(&mut member, begin);
+    assert!(!proposes(&mut member, begin));
+    let two = |member: &mut Membership, now: u64| {
+        let beat = Notice::Beat(now, 1, Standing::Serving, false);
+        [2, 3].into_iter().for_each(|node| member.handle(now, NodeId(node), beat));
+    };
+    // With two of them it is a majority. The others are heard a beat later, and never again.
+    let back = begin + 3 * TIMING.suspect;
+    two(&mut member, back);
+    assert!(!proposes(&mut member, back), "nobody was heard, and nobody was listening");
+    hears(&mut member, back + TIMING.beat);
+    let beats = (back + TIMING.beat..).step_by(TIMING.beat as usize).take(40);
+    let mut asked = None;
+    for now in beats {
+        two(&mut member, now);
+        if proposes(&mut member, now) {
+            asked.get_or_insert(now);
+        }
+    }
+    assert!(asked.is_some_and(|at| at >= back + TIMING.suspect), "{asked:?}");
+}

@@ -276,6 +276,7 @@ impl Engine for Minos {
         let drawn = mix(config.seed);
         // In event the log gets each version, or the newest of some milliseconds.
         engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { Bounds::SHIPPED.write_back };
+        engine.gathers = if drawn >> 23 & 1 == 0 { 1 } else { 64 };
         engine.stepped = config.deployment.takes_time();
         if matches!(config.deployment, StormDeployment::O | StormDeployment::P) {
             // Each optimisation by itself now and then.

@@ -237,6 +237,8 @@ pub struct Config {
     /// In event, where nobody waits for the log: it gets the newest version of each record written for so long (ns), in
     /// place of every version at once, which is 0. What was answered is in no log for as much longer.
     pub write_back: Time,
+    /// Records that go into a shorter log at a time, 1 or more: each takes about a microsecond.
+    pub gathers: usize,
     /// A seeded fault; for checks only.
     pub mutation: Option<Mutation>,
 }
@@ -260,6 +262,7 @@ impl Config {
             max_scopes: Bounds::SHIPPED.max_scopes,
             scope_keys: Bounds::SHIPPED.scope_keys,
             write_back: 0,
+            gathers: 64,
             mutation: None,
         }
     }

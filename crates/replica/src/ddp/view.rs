@@ -1,5 +1,7 @@
 //! A new view: who is gone, whose writes are replayed, and what is sent again. Timers are here too.
 
+use std::ops::Bound;
+
 use super::catch_up::Taking;
 use super::config::{Mutation, View};
 use super::coordinate::Driven;
@@ -83,9 +85,13 @@ impl Replica {
         }
     }
 
-    /// What a log must have at least: the newest version of each record.
-    pub fn snapshot(&self) -> impl Iterator<Item = Write> {
-        let written = self.records.iter().filter(|(_, record)| record.meta.volatile_ts > Timestamp::ZERO);
+    /// What a log must have at least, in the order of keys: the newest version of each record behind this one.
+    pub fn snapshot(&self, behind: Option<Key>) -> impl Iterator<Item = Write> {
+        let behind = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        let written = self
+            .records
+            .range((behind, Bound::Unbounded))
+            .filter(|(_, record)| record.meta.volatile_ts > Timestamp::ZERO);
         written.map(|(key, record)| record.as_write(key))
     }
 
