@@ -44,8 +44,6 @@ const TAKES: Time = 2_000_000_000;
 const TURN: u64 = 20;
 /// Bytes of clients' frames that were not taken in a turn, above which nothing more is taken from the NIC.
 const UNTAKEN: usize = 1 << 20;
-/// Requests of all clients at one time.
-const REQUESTS: usize = 1 << 16;
 
 /// See the module.
 pub(super) struct Server<S> {
@@ -236,7 +234,7 @@ impl<S: Service> Server<S> {
 
     fn client_says(&mut self, now: &Now, client: u64, qpn: Qpn, frame: &[u8]) -> bool {
         match Asked::decode(frame, Bounds::SHIPPED.batch) {
-            Some(Asked::Request(request)) => self.submit(now, client, qpn, request),
+            Some(Asked::Request(request)) => self.submit(now, (client, qpn, frame.len()), request),
             Some(Asked::TooMany(tag)) => self.refuse(qpn, tag, S::TOO_LONG),
             Some(Asked::Status) => {
                 let status = Box::new(self.tell(now.time()));
@@ -247,14 +245,13 @@ impl<S: Service> Server<S> {
         true
     }
 
-    fn submit(&mut self, now: &Now, client: u64, qpn: Qpn, mut request: S::Request) {
+    fn submit(&mut self, now: &Now, (client, qpn, bytes): (u64, Qpn, usize), mut request: S::Request) {
         let theirs = *S::tag(&mut request);
-        let full = self.under_way.len() >= REQUESTS;
         // Reads are answered at once, and their answers wait here.
-        if full || self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 {
+        if !self.under_way.has_room(client, bytes) || self.streams.backlog(qpn) >= CLIENT_BACKLOG / 2 {
             return self.refuse(qpn, theirs, S::BUSY);
         }
-        let tag = self.under_way.begin((client, qpn, theirs), S::writes(&request), now.time());
+        let tag = self.under_way.begin((client, qpn, theirs), bytes, S::writes(&request), now.time());
         *S::tag(&mut request) = tag;
         self.node.submit(now, request);
         self.outputs(now, Some(tag));

@@ -300,3 +300,37 @@ fn a_batch_whose_answer_is_too_long_says_which_contents_are_missing() {
     assert!(outcome == Outcome::Batch(expected));
     assert_eq!(client.get(2), value(&long));
 }
+
+/// A record that waits for a node that does not answer has whoever writes it again and again wait, with what he sent.
+#[test]
+fn a_clients_requests_wait_as_far_as_there_is_room_for_them() {
+    const MANY: usize = 40;
+    let mut cluster = Cluster::start(20, 3, LinkKind::Shm, |config| config.suspect = Duration::from_secs(10));
+    let config = |retry| ClusterClientConfig { retry, ..cluster.clients() };
+    let [mut client, mut other] = [false, true].map(|retry| ClusterClient::connect(config(retry)).expect("connection"));
+    eventually("a record", || (client.put(1, &[7; 100]) == Outcome::Written).then_some(()));
+    cluster.nodes[2] = None;
+    let mut busy = 0;
+    for number in 0..MANY {
+        client.submit(Op::Put(1, vec![8; 1 << 20].into()));
+        // Reads are answered meanwhile, so that the client does not give the node up.
+        client.submit(Op::Get(2));
+        eventually("an answer", || {
+            let mut read = false;
+            client.poll(&mut |ended| match ended.outcome {
+                Outcome::Refused(Refusal::Busy) => busy += 1,
+                outcome => read |= outcome == Outcome::Value(None),
+            });
+            read.then_some(())
+        });
+        assert!(busy == 0 || number >= 10, "{busy} of {number} were too many");
+    }
+    assert!(busy >= MANY - 16, "{busy} of {MANY} were too many");
+    // Others have room, and so has it when the view is one without the node.
+    assert_eq!(other.put(2, b"short"), Outcome::Written);
+    eventually("an end", || {
+        client.poll(&mut |_| {});
+        (client.under_way() == 0).then_some(())
+    });
+    eventually("room", || (client.put(1, &vec![9; 1 << 20]) == Outcome::Written).then_some(()));
+}

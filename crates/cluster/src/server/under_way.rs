@@ -4,6 +4,7 @@
 //! time for which the sender of that had worked on it: it says so, and this node says it of others' writes.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use remora_nic::{Qpn, Time};
 use remora_replica::ddp::{AckKind, Body};
@@ -12,6 +13,13 @@ use remora_replica::types::{Key, Timestamp};
 /// Writes of others whose arrival is remembered.
 const HELD: usize = 1 << 16;
 
+/// Requests of all clients at one time.
+const REQUESTS: usize = 1 << 16;
+/// Bytes of their frames: they wait in the engine, a write for a node that does not answer.
+const BYTES: usize = 256 << 20;
+/// The same of one client: four of the longest.
+const CLIENT_BYTES: usize = 16 << 20;
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct UnderWay {
@@ -19,6 +27,9 @@ pub(super) struct UnderWay {
     pending: Vec<Option<Pending>>,
     free: Vec<u32>,
     tags: u64,
+    /// Bytes of their frames, all together and of each client that has some.
+    bytes: usize,
+    of_clients: BTreeMap<u64, usize>,
     /// Which request a write of this node answers.
     rounds: BTreeMap<(Key, Timestamp), u64>,
     /// When writes of others came that are not acknowledged yet.
@@ -33,6 +44,7 @@ pub(super) struct Pending {
     pub qpn: Qpn,
     pub theirs: u64,
     pub writes: bool,
+    bytes: usize,
     pub since: Time,
     round: Option<Round>,
 }
@@ -52,12 +64,20 @@ impl UnderWay {
         self.pending.len() - self.free.len()
     }
 
-    /// One more. Returns its tag.
-    pub fn begin(&mut self, (client, qpn, theirs): (u64, Qpn, u64), writes: bool, since: Time) -> u64 {
+    /// Whether there is room for a client's frame of so many bytes, beside those under way.
+    pub fn has_room(&self, client: u64, bytes: usize) -> bool {
+        let theirs = self.of_clients.get(&client).copied().unwrap_or(0);
+        self.len() < REQUESTS && theirs + bytes <= CLIENT_BYTES && self.bytes + bytes <= BYTES
+    }
+
+    /// One more, of so many bytes. Returns its tag.
+    pub fn begin(&mut self, (client, qpn, theirs): (u64, Qpn, u64), bytes: usize, writes: bool, since: Time) -> u64 {
+        self.bytes += bytes;
+        *self.of_clients.entry(client).or_default() += bytes;
         let index = self.free.pop().unwrap_or(self.pending.len() as u32);
         self.tags += 1;
         let tag = self.tags << 32 | u64::from(index);
-        let pending = Pending { tag, client, qpn, theirs, writes, since, round: None };
+        let pending = Pending { tag, client, qpn, theirs, writes, bytes, since, round: None };
         match self.pending.get_mut(index as usize) {
             Some(place) => *place = Some(pending),
             None => self.pending.push(Some(pending)),
@@ -69,6 +89,13 @@ impl UnderWay {
     pub fn end(&mut self, tag: u64) -> Option<(Pending, Option<Time>)> {
         let mut pending = self.pending.get_mut(tag as u32 as usize)?.take_if(|pending| pending.tag == tag)?;
         self.free.push(tag as u32);
+        self.bytes -= pending.bytes;
+        if let Entry::Occupied(mut theirs) = self.of_clients.entry(pending.client) {
+            *theirs.get_mut() -= pending.bytes;
+            if *theirs.get() == 0 {
+                theirs.remove();
+            }
+        }
         let round = pending.round.take();
         if let Some(round) = &round {
             self.rounds.remove(&round.write);
