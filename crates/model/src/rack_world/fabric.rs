@@ -72,6 +72,8 @@ impl FabricSpec {
     }
 }
 
+/// What a memory device of a pool is called where it is said how busy things were.
+pub const MEMORY_DEVICE: &str = "a memory device";
 /// Packets below this are loaded line by line: they are filtered before the cache (section 4.6).
 const FILTER: u64 = 256;
 /// Descriptors that a node's receive queue has room for.
@@ -322,7 +324,7 @@ impl Fabric {
         let mut all = Vec::new();
         for rack in &self.racks {
             all.extend(rack.nics.iter().map(|nic| Usage { name: "a NIC of the pool", ..nic.usage(span) }));
-            all.extend(rack.devices.iter().map(|device| device.usage("a memory device", span)));
+            all.extend(rack.devices.iter().map(|device| device.usage(MEMORY_DEVICE, span)));
         }
         all.extend(self.nodes.iter().flat_map(|node| node.port.usage(span)));
         all

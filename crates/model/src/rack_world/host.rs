@@ -52,6 +52,9 @@ pub(super) struct Host {
     /// The core of the program, and those of the kernel's protocols.
     pub app: Server,
     pub soft: Vec<Server>,
+    /// How long each of them stood still for memory to answer: that is the memory's time, not the core's.
+    app_stalled: Ps,
+    soft_stalled: Vec<Ps>,
     pub program: Vec<RackStep>,
     pub step: usize,
     pub doing: Doing,
@@ -66,9 +69,12 @@ pub(super) struct Host {
 impl Host {
     /// With a program; the first of its cores is the program's.
     pub fn new(cores: u64, program: Vec<RackStep>) -> Self {
+        let soft: Vec<_> = (1..cores.max(2)).map(|_| Server::new(1)).collect();
         Self {
             app: Server::new(1),
-            soft: (1..cores.max(2)).map(|_| Server::new(1)).collect(),
+            app_stalled: Ps::ZERO,
+            soft_stalled: vec![Ps::ZERO; soft.len()],
+            soft,
             program,
             step: 0,
             doing: Doing::Next,
@@ -86,9 +92,26 @@ impl Host {
         &mut self.soft[flow % cores]
     }
 
+    /// The program's core stands still for so long of what it does.
+    pub fn app_stalls(&mut self, span: Ps) {
+        self.app_stalled += span;
+    }
+
+    /// So does the core that a flow's packets are handled on.
+    pub fn soft_stalls(&mut self, flow: usize, span: Ps) {
+        let cores = self.soft.len();
+        self.soft_stalled[flow % cores] += span;
+    }
+
     pub fn usage(&self, span: Ps) -> Vec<Usage> {
-        let soft = self.soft.iter().map(|core| core.usage("kernel's core", span));
-        soft.chain([self.app.usage("program's core", span)]).collect()
+        let working = |name, core: &Server, stalled: Ps| {
+            let usage = core.usage(name, span);
+            let part = stalled.0 as f64 / span.0.max(1) as f64;
+            Usage { busy: (usage.busy - part).max(0.0), ..usage }
+        };
+        let soft = self.soft.iter().zip(&self.soft_stalled);
+        let soft = soft.map(|(core, stalled)| working("kernel's core", core, *stalled));
+        soft.chain([working("program's core", &self.app, self.app_stalled)]).collect()
     }
 }
 

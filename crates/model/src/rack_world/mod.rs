@@ -11,6 +11,8 @@ mod flow;
 mod host;
 mod tor;
 
+use std::collections::BTreeMap;
+
 use remora_rack::{BeyondWindow, FlowPolicy};
 
 use crate::component::tcp::{AfterAck, TcpParams};
@@ -19,7 +21,7 @@ use crate::platform::Platform;
 use crate::resource::{Usage, binding};
 use crate::time::Ps;
 
-pub use fabric::FabricSpec;
+pub use fabric::{FabricSpec, MEMORY_DEVICE};
 pub use host::RackStep;
 
 use fabric::Fabric;
@@ -77,6 +79,8 @@ pub struct RackFigures {
     pub slices: Vec<(u64, u64)>,
     /// What was busiest, and how busy.
     pub binding: (String, f64),
+    /// Of each kind of thing how busy the busiest was.
+    pub busy: BTreeMap<&'static str, f64>,
     /// Events that it took.
     pub events: u64,
 }
@@ -305,6 +309,10 @@ impl World {
         if let Some(most) = binding(&usages) {
             self.figures.binding = (most.name.into(), most.busy.min(1.0));
         }
+        for usage in &usages {
+            let most = self.figures.busy.entry(usage.name).or_default();
+            *most = most.max(usage.busy.min(1.0));
+        }
         self.figures.end = end;
         self.figures.computed = self.hosts.iter().map(|host| host.computed).max().unwrap_or_default();
         self.figures.marks = self.hosts.into_iter().map(|host| host.marks).collect();
@@ -441,17 +449,16 @@ impl World {
         if !self.receive_copied {
             return self.busy(now, number, Ps::ZERO);
         }
-        let mut work = self.costs.copy(piece);
-        let begins = match &mut self.network {
-            Network::Tor(_) => now,
+        let stalls = match &mut self.network {
+            Network::Tor(_) => Ps::ZERO,
             Network::Fabric(fabric) => {
                 let (begins, waits) = fabric.read(now, (buffer, last), piece, number);
-                work += waits;
-                begins
+                begins - now + waits
             }
         };
         // While the bytes are on their way the core has nothing else to do: its program waits for them.
-        self.busy(now, number, (begins - now) + work);
+        self.hosts[number].app_stalls(stalls);
+        self.busy(now, number, stalls + self.costs.copy(piece));
     }
 
     /// A program has bytes of a flow.
@@ -625,7 +632,9 @@ impl World {
                 landed.header
             }
         };
-        let (_, end) = self.hosts[to].soft(packet.flow).serve(now, interrupt + (header - begins) + work);
+        let stalls = header - begins;
+        self.hosts[to].soft_stalls(packet.flow, stalls);
+        let (_, end) = self.hosts[to].soft(packet.flow).serve(now, interrupt + stalls + work);
         self.queue.push(end, Event::Processed(number));
     }
 

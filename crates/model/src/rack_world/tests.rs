@@ -90,6 +90,25 @@ fn each_mechanism_costs_something_when_it_is_off() {
 }
 
 #[test]
+fn cores_that_stand_still_for_slow_memory_are_not_what_binds() {
+    let bytes = 8 << 20;
+    let busiest = |device_share| {
+        let mut programs = one_way(0, 2, bytes);
+        programs[1].push(RackStep::Send { to: 3, bytes });
+        programs[3].push(RackStep::Receive { from: 1, bytes });
+        let mut spec = spec(RackSystem::Fabric(FabricSpec { device_share, ..FabricSpec::whole(6) }), programs);
+        spec.nic_bytes_per_s = NIC / 8.0;
+        let figures = run(&Platform::load("dfabric").unwrap(), &spec).unwrap();
+        let most = figures.busy.values().copied().fold(0.0, f64::max);
+        assert_eq!((figures.binding.1, figures.busy[figures.binding.0.as_str()]), (most, most), "{figures:?}");
+        (figures.binding.0, figures.end)
+    };
+    let (fast, slow) = (busiest(1.0), busiest(0.03));
+    assert_eq!((fast.0.as_str(), slow.0.as_str()), ("a NIC of the pool", MEMORY_DEVICE));
+    assert!(slow.1 > fast.1);
+}
+
+#[test]
 fn subflows_that_nobody_puts_together_look_like_losses() {
     let bytes = 16 << 20;
     let with = |resequenced| {
