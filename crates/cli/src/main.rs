@@ -58,6 +58,7 @@ mod storm_rack;
 mod top;
 mod validate;
 mod where_;
+mod where_rack;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use remora_model::platform::Dimension;
 use remora_study::machine::Machine;
 
 use crate::Failure;
@@ -74,6 +75,14 @@ pub fn size(text: &str) -> Result<u64, String> {
         whole((number * factor).trunc()).filter(|&bytes| bytes < 1 << 47)
     });
     value.ok_or_else(|| "give bytes below 128T, such as 65536, 512M, 512 MB or 1.5GiB".into())
+}
+
+/// Bytes a second, with the units of platforms' files.
+pub fn bandwidth(text: &str) -> Result<f64, String> {
+    match remora_model::platform::quantity(text) {
+        Some((Dimension::Bandwidth, bytes)) => Ok(bytes),
+        _ => Err("give a bandwidth with its unit, such as 250Mb/s or 1GB/s".into()),
+    }
 }
 
 /// A size of a megabyte at least: what hardware or a table has.
@@ -166,6 +175,12 @@ mod tests {
             assert!(size(bad).is_err(), "{bad}");
         }
         assert!(megabytes("12K").is_err() && megabytes("1M").is_ok());
+    }
+
+    #[test]
+    fn bandwidths_have_units() {
+        assert_eq!((bandwidth("250 Mb/s"), bandwidth("1GB/s")), (Ok(31_250_000.0), Ok(1e9)));
+        assert!(["250", "1 GB", "0 B/s", "-1 GB/s", "x"].iter().all(|bad| bandwidth(bad).is_err()));
     }
 
     #[test]

@@ -11,15 +11,16 @@ use remora_model::platform::{NicDevice, Platform};
 use remora_real::LinkKind;
 use remora_study::format::{rate, time, wrap};
 
+use remora_study::where_::rack::RACK_TEMPLATES;
 use remora_study::where_::{
     self, Answer, Candidate, Clients, Goal, Operation, OperationError, WhereOptions, curves, decide_until, draw, rank,
 };
 
-use crate::Failure;
 use crate::args::one_of;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
 use crate::quantity::{self, up_to};
+use crate::{Failure, where_rack};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,12 +31,16 @@ Examples:
   remora where get --on rambda --on bluefield2 --by rate --csv get.csv
   remora probe --out here.toml && remora where my.toml --on here.toml --link shm
   remora where get --on here.toml --engines 16 --by rate
-      what a node of 16 engines would serve";
+      what a node of 16 engines would serve
+  remora where rack all-reduce --on dfabric --ratio 8
+      how many NICs two racks should pool";
 
 /// WhereOptions of `remora where`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Where {
+    #[command(subcommand)]
+    what: Option<WhereCommand>,
     /// The operation: btree, counter, embedding, get, list, scan, or a TOML file (docs/formats.md)
     #[arg(value_name = "OP", required_unless_present = "audit")]
     pub operation: Option<PathBuf>,
@@ -93,6 +98,13 @@ pub struct Where {
     /// Also write a line for each platform and placement as CSV
     #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub csv: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum WhereCommand {
+    /// How many NICs two racks should pool for what their nodes do, and when the pool's memory binds
+    #[command(after_help = where_rack::EXAMPLES)]
+    Rack(where_rack::WhereRack),
 }
 
 /// What decides.
@@ -160,10 +172,19 @@ fn clients(args: &Where, of: Clients) -> Result<Clients, Failure> {
 
 /// Decides for each platform, prints the answers.
 pub fn run(args: &Where) -> Result<(), Failure> {
+    if let Some(WhereCommand::Rack(args)) = &args.what {
+        return where_rack::run(args);
+    }
     if let Some(operations) = args.audit {
         return audit(args, operations.into());
     }
-    let mut operation = Operation::load(args.operation.as_deref().unwrap_or(Path::new("")))?;
+    let operation = args.operation.as_deref().unwrap_or(Path::new(""));
+    if let Some((name, _)) =
+        RACK_TEMPLATES.iter().find(|(name, _)| operation.as_os_str() == *name && !operation.exists())
+    {
+        return Err(Failure::Usage(format!("{name} is a workload of racks: `remora where rack {name}`")));
+    }
+    let mut operation = Operation::load(operation)?;
     operation.clients = clients(args, operation.clients)?;
     let platforms: Result<Vec<_>, _> = args.on.iter().map(|name| Platform::load(name)).collect();
     let options = WhereOptions {

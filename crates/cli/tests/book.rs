@@ -186,6 +186,16 @@ fn operations_are_described_by_what_reads_them() {
     for (name, text) in remora_study::where_::TEMPLATES {
         let _ = write!(out, "### {name}\n\n```toml\n{}\n```\n\n", text.trim_end());
     }
+    out.push_str(
+        "## Workloads of racks\n\n`remora where rack FILE` reads TOML of these keys: what the nodes of two racks do.\n\n",
+    );
+    let workload = self::source("study/src/where_/rack/workload.rs");
+    fields(&mut out, &workload, "struct RackFile {");
+    out.push_str("### pattern\n\n");
+    choices(&mut out, &workload, "pub enum Pattern {", true);
+    for (name, text) in remora_study::where_::rack::RACK_TEMPLATES {
+        let _ = write!(out, "### {name}\n\n```toml\n{}\n```\n\n", text.trim_end());
+    }
     page("operations.md", &out);
 }
 

@@ -121,6 +121,13 @@ fn no_bench_is_forgotten() {
 }
 
 #[test]
+fn where_shows_the_pools_that_were_run() {
+    let args = ["where", "rack", "stream", "--on", "dfabric", "--nics", "64", "--size", "8M", "--ratio", "8"];
+    let shown = interrupted(&args, " %  ");
+    assert!(shown.contains(" of 65 runs are here") && shown.contains("a NIC of the pool"), "{shown}");
+}
+
+#[test]
 fn where_shows_the_platforms_that_are_done() {
     let on: Vec<&str> = (0..100).flat_map(|_| ["--on", "strom-10g"]).collect();
     let args = [&["where", "btree", "--points", "2001", "--simulate", "0"], &on[..]].concat();

@@ -66,6 +66,50 @@ fn where_answers_and_names_mistakes() {
     assert!(message.contains("there is no operation \"none.toml\"") && message.contains("btree"), "{message}");
 }
 
+/// A workload of two senders on slow memory.
+const RACKS: &str = "title = \"two streams\"\npattern = \"stream\"\nsize = \"2 MiB\"\nratio = 8.0\n";
+
+#[test]
+fn where_says_how_many_nics_to_pool_and_names_mistakes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (here, path) = (directory.path(), |name: &str| directory.path().join(name));
+    std::fs::write(path("racks.toml"), RACKS).unwrap();
+    std::fs::write(path("bad.toml"), RACKS.replace("2 MiB", "2 Mb")).unwrap();
+    let rack = |more: &[&'static str]| [&["where", "rack", "racks.toml", "--nics", "4"], more].concat();
+    let on = |more: &[&'static str]| rack(&[&["--on", "dfabric"], more].concat());
+    let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let fast = one_line(&succeeds(here, &on(&["--json", "w.json"])));
+    for part in ["two streams of 2 MiB on dfabric", "pool 4 NICs a rack: ", "limited by a NIC of the pool", "none "] {
+        assert!(fast.contains(part), "{part} is missing:\n{fast}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path("w.json")).unwrap()).expect("JSON");
+    assert_eq!((&json["format"], &json["answers"][0]["answer"]["knee"]), (&"remora-where-rack/1".into(), &4.into()));
+    // Half of what two such NICs bring is stored and fetched.
+    let slow = one_line(&succeeds(here, &on(&["--devices", "1", "--device-bandwidth", "31.25 MB/s"])));
+    assert!(slow.contains("pool 1 NIC a rack") && slow.contains("a memory device"), "{slow}");
+    let few = one_line(&succeeds(here, &on(&["--gain", "90"])));
+    assert!(few.contains("pool 2 NICs a rack") && few.contains("the next one brings no 90 %"), "{few}");
+    let bad: [(Vec<&str>, &str); 9] = [
+        (rack(&["--on", "strom-10g"]), "strom-10g has no section [rack]: what nodes of a rack share is not known"),
+        (vec!["where", "rack", "bad.toml", "--on", "dfabric"], "bad.toml, line 3: \"2 Mb\" is not a size"),
+        (
+            vec!["where", "rack", "none", "--on", "dfabric"],
+            "there is no workload of racks \"none\": give one of all-reduce",
+        ),
+        (vec!["where", "rack", "page-rank", "--size", "1M", "--on", "dfabric"], "--size is what the graph says"),
+        (vec!["where", "all-reduce", "--on", "dfabric"], "`remora where rack all-reduce`"),
+        (on(&["--ratio", "0"]), "--ratio is the bandwidth within a rack over a NIC's, from 0.1 to 1000"),
+        (on(&["--device-bandwidth", "250"]), "give a bandwidth with its unit"),
+        (on(&["--load"]), "--load"),
+        (on(&["--size", "1G"]), "make size, rounds or nodes smaller"),
+    ];
+    for (args, said) in bad {
+        let message = fails(here, &args);
+        assert!(message.contains(said), "{message}");
+    }
+}
+
 #[test]
 fn clients_have_limits_and_what_is_ignored_of_them_is_said() {
     let here = Path::new(".");

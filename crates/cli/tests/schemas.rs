@@ -153,6 +153,12 @@ fn placement_and_reproduction() {
     checks(&["reproduce", "strom", "--figure", "5a", "--no-cache", "--json"]);
     checks(&["reproduce", "strom", "--figure", "5a", "--mutate", "--no-cache", "--json"]);
     checks(&["where", "--audit", "8", "--json"]);
+    let racks =
+        ["where", "rack", "stream", "--on", "dfabric", "--ratio", "8", "--nics", "2", "--size", "256K", "--json"];
+    let pooled = checks(&racks);
+    assert_eq!(pooled["answers"][0]["answer"]["rows"].as_array().map(Vec::len), Some(3));
+    checks(&[&racks[..], &["--message", "4K", "--on", "dfabric"]].concat());
+    checks(&["where", "rack", "page-rank", "--on", "dfabric", "--nics", "1", "--json"]);
     let many = ["--load", "--clients", "4", "--threads", "2", "--connections", "20000", "--loss", "0.0001"];
     checks(
         &[&["where", "list", "--on", "rambda", "--points", "4", "--simulate", "2000", "--json"], &many[..]].concat(),

@@ -40,6 +40,9 @@ fn of_what_is_modelled() {
     for platform in ["bluefield1", "bluefield2", "rambda", "strom-10g"] {
         all_fit(&[&["where", "btree", "--on", platform, "--points", "4", "--simulate", "200", "--explain"]]);
     }
+    for workload in ["all-to-all", "stream"] {
+        all_fit(&[&["where", "rack", workload, "--on", "dfabric", "--size", "256K", "--ratio", "8", "--nics", "2"]]);
+    }
     all_fit(&[
         &["platform", "list"],
         &["platform", "show", "rambda"],

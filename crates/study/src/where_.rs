@@ -7,6 +7,7 @@ mod flips;
 mod hardware;
 mod operation;
 mod path;
+pub mod rack;
 mod screen;
 mod simulate;
 mod software;

@@ -115,8 +115,14 @@ fn superstep(programs: &mut Programs, step: &Superstep, each: u64, costs: &RackC
 
 /// PageRank on a drawn graph.
 pub fn page_rank(nodes: usize, costs: &RackCosts, seed: u64) -> Programs {
-    let (mut programs, all) = (none(nodes), supersteps(seed, nodes));
-    (0..SUPERSTEPS).for_each(|_| superstep(&mut programs, &all.page_rank, RANK, costs));
+    let once = rank_once(nodes, costs, seed);
+    once.into_iter().map(|program| program.repeat(SUPERSTEPS)).collect()
+}
+
+/// One superstep of it: all are alike.
+pub fn rank_once(nodes: usize, costs: &RackCosts, seed: u64) -> Programs {
+    let mut programs = none(nodes);
+    superstep(&mut programs, &supersteps(seed, nodes).page_rank, RANK, costs);
     programs
 }
 
@@ -186,6 +192,20 @@ pub fn streams(nodes: usize, count: usize, within: bool, bytes: u64) -> Programs
         let to = (from + away) % nodes;
         programs[from].push(RackStep::Send { to, bytes });
         programs[to].push(RackStep::Receive { from, bytes });
+    }
+    programs
+}
+
+/// So many nodes of the second rack send bytes to the first node of the other, which takes a part from each in turn.
+pub fn incast(nodes: usize, senders: usize, (bytes, part): (u64, u64)) -> Programs {
+    let mut programs = none(nodes);
+    let senders = nodes / 2..(nodes / 2 + senders).min(nodes);
+    for from in senders.clone() {
+        programs[from].push(RackStep::Send { to: 0, bytes });
+    }
+    for taken in (0..bytes).step_by(part.max(1) as usize) {
+        let bytes = part.min(bytes - taken);
+        programs[0].extend(senders.clone().map(|from| RackStep::Receive { from, bytes }));
     }
     programs
 }

@@ -4,7 +4,7 @@
 mod checks;
 mod fit;
 mod graph;
-mod loads;
+pub(crate) mod loads;
 mod point;
 mod study;
 

@@ -162,8 +162,10 @@ pub enum OperationError {
         source: std::io::Error,
     },
     /// No template has the name, and there is no such file.
-    #[error("there is no operation {name:?}: give one of {known}, or the path of an operation's file")]
+    #[error("there is no {what} {name:?}: give one of {known}, or a file's path")]
     NotFound {
+        /// What it is that there is none of.
+        what: &'static str,
         /// The name.
         name: String,
         /// The templates.
@@ -274,26 +276,14 @@ const MOST_LOSS: f64 = 0.1;
 impl Operation {
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Self, OperationError> {
-        let template = TEMPLATES.iter().find(|(name, _)| path.as_os_str() == *name);
-        if let Some((name, text)) = template.filter(|_| !path.exists()) {
-            return Self::parse(&format!("studies/where/{name}.toml"), text);
-        }
-        let file = path.display().to_string();
-        if !path.exists() {
-            let known = TEMPLATES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-            return Err(OperationError::NotFound { name: file, known });
-        }
-        match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&file, &text),
-            Err(source) => Err(OperationError::Read { file, source }),
-        }
+        let (file, text) = text_of(path, "operation", "studies/where", &TEMPLATES)?;
+        Self::parse(&file, &text)
     }
 
     /// Parses a file's text; `file` is what messages call it.
     pub fn parse(file: &str, text: &str) -> Result<Self, OperationError> {
         let reader = Reader { file, text };
-        let parsed: File = toml::from_str(text)
-            .map_err(|e| reader.error(e.span().map_or(0, |span| span.start), e.message().trim().replace('\n', " ")))?;
+        let parsed: File = reader.parse()?;
         let reference = reader.optional(&parsed.reference, Dimension::Rate)?.unwrap_or(3e9);
         let cycles = match &parsed.compute {
             None => 0.0,
@@ -362,13 +352,42 @@ impl Operation {
     }
 }
 
-struct Reader<'a> {
-    file: &'a str,
-    text: &'a str,
+/// The text of a file or of a template, and what messages call it.
+pub(super) fn text_of(
+    path: &Path,
+    what: &'static str,
+    directory: &str,
+    templates: &[(&str, &str)],
+) -> Result<(String, String), OperationError> {
+    let template = templates.iter().find(|(name, _)| path.as_os_str() == *name);
+    if let Some((name, text)) = template.filter(|_| !path.exists()) {
+        return Ok((format!("{directory}/{name}.toml"), text.to_string()));
+    }
+    let name = path.display().to_string();
+    if !path.exists() {
+        let known = templates.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        return Err(OperationError::NotFound { what, name, known });
+    }
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok((name, text)),
+        Err(source) => Err(OperationError::Read { file: name, source }),
+    }
+}
+
+/// Reads values of a file, and says in which line one is wrong.
+pub(super) struct Reader<'a> {
+    pub file: &'a str,
+    pub text: &'a str,
 }
 
 impl Reader<'_> {
-    fn error(&self, offset: usize, problem: impl Into<String>) -> OperationError {
+    /// What TOML of the right keys says.
+    pub fn parse<T: serde::de::DeserializeOwned>(&self) -> Result<T, OperationError> {
+        let at = |e: &toml::de::Error| e.span().map_or(0, |span| span.start);
+        toml::from_str(self.text).map_err(|e| self.error(at(&e), e.message().trim().replace('\n', " ")))
+    }
+
+    pub fn error(&self, offset: usize, problem: impl Into<String>) -> OperationError {
         let before = self.text.get(..offset).unwrap_or(self.text);
         OperationError::At { file: self.file.into(), line: before.matches('\n').count() + 1, problem: problem.into() }
     }
@@ -377,7 +396,7 @@ impl Reader<'_> {
         self.error(what.span().start, problem)
     }
 
-    fn value(&self, text: &Spanned<String>, wanted: Dimension) -> Result<f64, OperationError> {
+    pub fn value(&self, text: &Spanned<String>, wanted: Dimension) -> Result<f64, OperationError> {
         match quantity(text.get_ref()) {
             Some((dimension, value)) if dimension == wanted => Ok(value),
             _ => {
@@ -397,7 +416,7 @@ impl Reader<'_> {
         }
     }
 
-    fn optional(&self, text: &Option<Spanned<String>>, wanted: Dimension) -> Result<Option<f64>, OperationError> {
+    pub fn optional(&self, text: &Option<Spanned<String>>, wanted: Dimension) -> Result<Option<f64>, OperationError> {
         text.as_ref().map(|text| self.value(text, wanted)).transpose()
     }
 
