@@ -237,11 +237,11 @@ fn measure(
     let Some(last) = targets.last_mut() else { return Err(Failure::Usage("give at least one link".into())) };
     let (store, load_s) = timed(|| Store::load(*last, &plan, records, trace, display));
     let store = store?;
-    let fixed = store.operations().into_iter().filter(|&operation| plan.auto && !auto::may_choose(operation));
-    let fixed: Vec<&str> = fixed.map(|operation| operation.name()).collect();
-    if !fixed.is_empty() {
-        let why = "at the client those are other calls than on the node";
-        args.json.print(&format!("auto chooses no place for {}: {why}\n\n", fixed.join(", ")))?;
+    let on_the_node = if plan.auto { auto::on_the_node(&store) } else { Vec::new() };
+    if !on_the_node.is_empty() {
+        let names: Vec<&str> = on_the_node.iter().map(|operation| operation.name()).collect();
+        let why = "auto writes on the node, as a client writes only a tree that it owns";
+        args.json.print(&format!("{}: {why}\n\n", names.join(", ")))?;
     }
     if let Some(name) = &args.prior {
         let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;

@@ -160,14 +160,15 @@ fn a_full_standard_output_is_a_failure_and_one_that_nobody_reads_is_none() {
 }
 
 #[test]
-fn compare_says_where_nothing_is_chosen() {
+fn compare_chooses_places_for_an_index_and_a_sequencer_and_says_which_calls_stay_on_the_node() {
     let directory = tempfile::tempdir().unwrap();
-    let args = ["compare", "--operations", "sequencer,get-hit", "--placement", "auto", "--no-html"];
+    let args = ["compare", "--operations", "tree-get,tree-write,sequencer", "--placement", "auto", "--no-html"];
     let said = succeeds(directory.path(), &[&args, &QUICK[..]].concat());
-    assert!(
-        said.contains("auto chooses no place for sequencer:") && !said.contains("for sequencer, get-hit"),
-        "{said}"
-    );
+    assert!(said.starts_with("tree-write: auto writes on the node"), "{said}");
+    let chosen = &said[said.find("Places chosen").expect("a table")..];
+    for row in ["tree-get ", "tree-write 0 ", "tree-write 100 ", "sequencer 16 "] {
+        assert!(chosen.lines().any(|line| line.starts_with(row)), "{row}: {chosen}");
+    }
 }
 
 #[test]

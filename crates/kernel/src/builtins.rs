@@ -55,7 +55,7 @@ pub enum Places {
 impl Places {
     /// Of the kernel with this op-code: all, if it is not a built-in one.
     pub fn of(op: u64) -> Self {
-        BUILTINS.iter().find(|kernel| kernel.op == op).map_or(Self::All, |kernel| kernel.places)
+        Builtin::of(op).map_or(Self::All, |kernel| kernel.places)
     }
 
     /// Whether this is one of them.
@@ -75,6 +75,13 @@ pub struct Builtin {
     pub input: Input,
     /// Where it may run.
     pub places: Places,
+}
+
+impl Builtin {
+    /// The one with this op-code.
+    pub fn of(op: u64) -> Option<&'static Self> {
+        BUILTINS.iter().find(|kernel| kernel.op == op)
+    }
 }
 
 /// The one table of built-in kernels: constant, op-code, name, input, places, and the function that runs it.

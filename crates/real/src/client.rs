@@ -20,7 +20,7 @@ use remora_kernel::{Placement, Status};
 use remora_memory::{Access, Buffer, Pd};
 use remora_nic::{Data, NicError, SendOp, SendWr, Sge, WorkCompletion};
 use remora_service::control::{op, u32_at, u64_at};
-use remora_service::{CallSlots, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
+use remora_service::{CallKind, CallSlots, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
 
 use crate::device::Device;
 use crate::link::udp::UdpPort;
@@ -297,6 +297,14 @@ impl Client {
             return Err(Error::Placement(placement));
         }
         self.submit(placement, op, params, 0).map_err(|full| Error::Argument(full.to_string()))?;
+        self.finish()
+    }
+
+    /// Runs one call from start to end where it is answered quickest: see [`submit_auto`](Self::submit_auto). Nothing else
+    /// may be under way.
+    pub fn call_auto(&mut self, kind: CallKind, params: &[u8]) -> Result<(Status, Vec<u8>), Error> {
+        self.idle()?;
+        self.submit_auto(kind, params, false, 0).map_err(|full| Error::Argument(full.to_string()))?;
         self.finish()
     }
 

@@ -3,6 +3,7 @@
 use remora_kernel::btree::{BytePairs, ByteParams, EXISTS, LOCKED, Put, Shape, TreeRef};
 use remora_kernel::{Placement, Status, op};
 use remora_real::Error;
+use remora_service::CallKind;
 use remora_store::btree::load_bytes;
 
 use crate::index::refused;
@@ -42,19 +43,27 @@ const PAIRS: usize = MAX_REPLY / (2 + 256 + 8) - 1;
 /// theirs.put(&mut other, "quince", 5)?;
 /// let pairs = tree.scan(&mut client, "pear", 2)?;
 /// assert_eq!(pairs, [(b"pear".to_vec(), 3), (b"plum".to_vec(), 4)]);
+///
+/// // Each call where it is answered quickest.
+/// tree.run_auto();
+/// for _ in 0..1000 {
+///     assert_eq!(tree.get(&mut client, "quince")?, Some(5));
+/// }
+/// tree.put(&mut client, "quince", 6)?; // on the node
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Tree {
     at: TreeRef,
-    place: Placement,
+    /// Without one it is chosen for each call.
+    place: Option<Placement>,
 }
 
 impl Tree {
     /// Opens a tree that another client has loaded.
     pub fn open(place: TreeRef) -> Self {
-        Self { at: TreeRef { owner: 0, ..place }, place: Placement::Host }
+        Self { at: TreeRef { owner: 0, ..place }, place: Some(Placement::Host) }
     }
 
     /// Where it is. It stays for as long as the client that loaded it is connected.
@@ -68,8 +77,14 @@ impl Tree {
         if place == Placement::Client && self.at.owner == 0 {
             self.at = client.idle()?.own_tree(self.at)?;
         }
-        self.place = place;
+        self.place = Some(place);
         Ok(())
+    }
+
+    /// Has each of this client's calls run where it is answered quickest, as [`Client::auto`] finds out: look-ups and scans at
+    /// the client, the NIC or the host, writes at one of the latter two.
+    pub fn run_auto(&mut self) {
+        self.place = None;
     }
 
     /// The value of a key.
@@ -143,8 +158,14 @@ impl Tree {
         }
         let mut params = Vec::new();
         ByteParams { how, ..ByteParams::new(self.at, key, value) }.encode(&mut params);
+        let kind = CallKind::of(op, &params);
         loop {
-            match client.idle()?.call(self.place, op, &params)? {
+            let client = client.idle()?;
+            let answer = match self.place {
+                Some(place) => client.call(place, op, &params),
+                None => client.call_auto(kind, &params),
+            };
+            match answer? {
                 // Somebody was stopped while he had a lock.
                 (LOCKED, _) => {}
                 answer => return Ok(answer),

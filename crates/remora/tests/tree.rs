@@ -16,8 +16,12 @@ fn a_tree_of_bytes_is_an_ordered_map_for_clients_at_every_place() {
     let mut client = Client::connect(node.address()).expect("connection");
     let mut model: BTreeMap<Vec<u8>, u64> = (0..1500).map(|n| (key(n), u64::from(n))).collect();
     let mut tree = client.load_tree(model.clone()).expect("loaded");
-    for (at, place) in (0u32..).zip([Placement::Host, Placement::Nic, Placement::Client]) {
-        tree.run_at(&mut client, place).expect("a place");
+    let places = [Some(Placement::Host), Some(Placement::Nic), Some(Placement::Client), None];
+    for (at, place) in (0u32..).zip(places) {
+        match place {
+            Some(place) => tree.run_at(&mut client, place).expect("a place"),
+            None => tree.run_auto(),
+        }
         for n in 0..600 {
             let (key, value) = (key(3 * n + 1000 * at), u64::from(n) << 8 | u64::from(at));
             let found = match n % 4 {
@@ -31,7 +35,7 @@ fn a_tree_of_bytes_is_an_ordered_map_for_clients_at_every_place() {
                 }
                 _ => (tree.put(&mut client, &key, value), model.insert(key.clone(), value)),
             };
-            assert_eq!(found.0.expect("a call"), found.1, "{n} at the {place}");
+            assert_eq!(found.0.expect("a call"), found.1, "{n} at {place:?}");
         }
         let expected: Vec<_> = model.clone().into_iter().collect();
         assert_eq!(tree.scan(&mut client, "", usize::MAX).expect("a scan"), expected);
@@ -39,6 +43,14 @@ fn a_tree_of_bytes_is_an_ordered_map_for_clients_at_every_place() {
         let part: Vec<_> = model.range(from.clone()..).take(300).map(|(key, value)| (key.clone(), *value)).collect();
         assert_eq!(tree.scan(&mut client, &from, 300).expect("a scan"), part);
     }
+    // Look-ups that are alike were tried at several places, and writes at the client never.
+    let calls = client.placer().counts().calls;
+    assert!(calls.iter().sum::<u64>() >= 600, "{calls:?}");
+    for n in 0..3000 {
+        tree.put(&mut client, key(n % 4), 1).expect("a call");
+        model.insert(key(n % 4), 1);
+    }
+    assert_eq!(client.placer().counts().calls[0], calls[0], "no write at the client");
     let theirs = Tree::open(tree.place());
     assert_eq!(theirs.update(&mut client, key(1499), 7).expect("a call"), model.get(&key(1499)).copied());
     let error = theirs.put(&mut client, [0; 257], 0).unwrap_err();

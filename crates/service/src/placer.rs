@@ -22,7 +22,7 @@ mod tests;
 
 use std::fmt;
 
-use remora_kernel::btree::{LOCKED, NOT_OWNER};
+use remora_kernel::btree::{LOCKED, NOT_OWNER, TreeRef, pairs_of_scan};
 use remora_kernel::kv::NOT_HERE;
 use remora_kernel::{ConsistencyParams, GetParams, Placement, Status, TraversalParams, op};
 
@@ -52,8 +52,8 @@ pub struct CallKind {
 }
 
 impl CallKind {
-    /// The kind of a call by its parameters. Look-ups in different structures are of different kinds, and reads of objects
-    /// of different size; other calls are told apart by how long their parameters are.
+    /// The kind of a call by its parameters. Calls on different structures are of different kinds, and reads of objects, and
+    /// scans, of different size; other calls are told apart by how long their parameters are.
     pub fn of(op: u64, params: &[u8]) -> Self {
         let class = match op {
             op::GET => GetParams::decode(params).ok().map(|p| u64::from(p.entries_key)),
@@ -64,6 +64,10 @@ impl CallKind {
             op::CONSISTENCY => {
                 let decoded = ConsistencyParams::decode(params).ok();
                 decoded.map(|p| u64::from(p.key) | size(p.len as usize) << 32)
+            }
+            op::TREE_GET | op::TREE_PUT | op::TREE_DELETE => TreeRef::of(params).map(|tree| tree.key.into()),
+            op::TREE_SCAN => {
+                pairs_of_scan(params).map(|(tree, pairs)| u64::from(tree.key) | size(pairs as usize) << 32)
             }
             _ => None,
         };

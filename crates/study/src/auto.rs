@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use remora_kernel::{ConsistencyParams, Placement, op};
+use remora_kernel::{Builtin, ConsistencyParams, Placement, op};
 use remora_real::{Client, LinkKind};
-use remora_service::{CallKind, Placer, PlacerCounts, Prior};
+use remora_service::{CallKind, Placer, PlacerCounts, Prior, Reason};
 use serde::{Deserialize, Serialize};
 
 use crate::StudyError;
@@ -47,7 +47,7 @@ pub struct AutoLoad {
     pub p50_ns: u64,
     /// The 99th percentile of latency.
     pub p99_ns: u64,
-    /// The place where most operations a second were done without choosing.
+    /// The place where most operations a second were done without choosing, of those where all its calls may run.
     pub best: Option<Placement>,
     /// Operations a second in parts of what were done there.
     pub of_best: f64,
@@ -85,15 +85,20 @@ pub struct Decided {
 }
 
 impl Decided {
-    /// Adds what was decided since `before` of calls of a kind.
-    pub fn add(&mut self, placer: &Placer, before: PlacerCounts, kind: CallKind) {
+    /// Adds what was decided since `before` of calls of some kinds.
+    pub fn add(&mut self, placer: &Placer, before: PlacerCounts, kinds: &[CallKind]) {
         let now = placer.counts();
         for (sum, (now, before)) in self.counts.calls.iter_mut().zip(now.calls.into_iter().zip(before.calls)) {
             *sum += now - before;
         }
         self.counts.explored += now.explored - before.explored;
         self.counts.moves += now.moves - before.moves;
-        self.reason = placer.reason(kind).map(|reason| reason.to_string()).unwrap_or_default();
+        let reasons: Vec<_> = kinds.iter().filter_map(|kind| Some((kind.op, placer.reason(*kind)?))).collect();
+        let named = |(op, reason): &(u64, Reason)| match Builtin::of(*op) {
+            Some(kernel) if reasons.len() > 1 => format!("{}: {reason}", kernel.name),
+            _ => reason.to_string(),
+        };
+        self.reason = reasons.iter().map(named).collect::<Vec<_>>().join("; ");
     }
 
     pub(crate) fn load(&self) -> AutoLoad {
@@ -109,9 +114,19 @@ pub fn class(operation: Operation, parameter: Option<u64>) -> u64 {
     name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ parameter.unwrap_or(0)
 }
 
-/// Whether the same call may run anywhere: a tree's writer at the client is another than one on the node.
-pub fn may_choose(operation: Operation) -> bool {
-    !(operation.name().starts_with("tree") || operation.name() == "sequencer")
+/// The kinds of an operation's calls.
+pub(crate) fn kinds(calls: &dyn Calls, class: u64) -> Vec<CallKind> {
+    calls.ops().into_iter().map(|op| CallKind { op, class }).collect()
+}
+
+/// Operations of a store of whose calls some may not run at the client.
+pub fn on_the_node(store: &Store<'_>) -> Vec<Operation> {
+    let stays = |&(operation, parameter): &(Operation, Option<u64>)| {
+        store.calls(operation, parameter, 0).is_some_and(|calls| !calls.may_run(Placement::Client))
+    };
+    let mut operations: Vec<_> = store.cells().into_iter().filter(stays).map(|(operation, _)| operation).collect();
+    operations.dedup();
+    operations
 }
 
 /// Tells a client that chooses what a prediction says of the store's calls: it begins there, instead of at the NIC.
@@ -119,11 +134,11 @@ pub fn set_priors(target: &mut dyn Connection, store: &Store<'_>, predicted: &[R
     let link = target.link();
     for row in predicted.iter().filter(|row| row.link == link) {
         let (operation, parameter) = (row.operation, row.parameter);
-        let Some(calls) = store.calls(operation, parameter, 0).filter(|_| may_choose(operation)) else { continue };
-        let kind = CallKind { op: calls.op(), class: class(operation, parameter) };
+        let Some(calls) = store.calls(operation, parameter, 0) else { continue };
         let prior = Prior { alone: row.in_flight_1.p50_ns as f64, each: 1e9 / row.in_flight_64.ops_per_s };
         if let Some(placer) = target.placer() {
-            placer.set_prior(kind, row.placement, prior);
+            let kinds = kinds(&*calls, class(operation, parameter));
+            kinds.into_iter().for_each(|kind| placer.set_prior(kind, row.placement, prior));
         }
     }
 }
@@ -334,7 +349,7 @@ pub fn trace<T: Traced + ?Sized, E: From<T::Error> + From<StudyError>>(
                 let ran = calling.run(IN_FLIGHT, Until::time(each / TURNS), &mut tally, stop)?;
                 *run = (run.0 + ran.ended, run.1 + ran.elapsed.as_secs());
                 if let (None, Some(placer)) = (place, target.placer()) {
-                    decided.add(placer, before, kind);
+                    decided.add(placer, before, &[kind]);
                 }
             }
             set_busy(false);
@@ -373,8 +388,8 @@ pub(crate) struct AutoFigure<'a> {
 impl AutoFigure<'_> {
     /// Beside the rows of the same cell and link.
     pub fn row(&self, rows: &[Row]) -> AutoRow {
-        let alike =
-            |row: &&Row| (row.operation, row.parameter, row.link) == (self.operation, self.parameter, self.link);
+        let cell = (self.operation, self.parameter, self.link);
+        let alike = |row: &&Row| (row.operation, row.parameter, row.link) == cell && self.calls.may_run(row.placement);
         let of = |n: usize, rate: fn(&Row) -> f64| {
             let load = AutoLoad::new(&self.tallies[n].load(), &self.decided[n]);
             load.beside(rows.iter().filter(alike).map(|row| (row.placement, rate(row))))

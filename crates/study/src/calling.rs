@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use remora_kernel::{Placement, Status};
+use remora_kernel::{Placement, Places, Status};
 use remora_lab::stats::Latencies;
 use remora_model::time::Ps;
 
@@ -19,6 +19,16 @@ pub trait Calls {
     /// The op-code of call `id`, where they differ.
     fn op_of(&self, _id: u64) -> u64 {
         self.op()
+    }
+
+    /// The op-codes that calls have.
+    fn ops(&self) -> Vec<u64> {
+        vec![self.op()]
+    }
+
+    /// Whether all of them may run at a place, if their places are chosen.
+    fn may_run(&self, place: Placement) -> bool {
+        self.ops().into_iter().all(|op| Places::of(op).has(place))
     }
 
     /// The calls to come run there.

@@ -12,7 +12,6 @@ use crate::workload::Distribution;
 use crate::{MeasuredRows, StudyError};
 use remora_kernel::Placement;
 use remora_real::LinkKind;
-use remora_service::CallKind;
 
 /// Parts that the time for each figure is cut into.
 const SLICES: u32 = 4;
@@ -219,7 +218,7 @@ fn figures<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], p
 /// Figures of an operation whose places are chosen, if there are to be any.
 fn autos<'a>(store: &'a Store<'_>, operation: Operation, links: &[LinkKind], plan: &Plan) -> Vec<AutoFigure<'a>> {
     let mut autos = Vec::new();
-    let cells = store.cells().into_iter().filter(|&(o, _)| o == operation && plan.auto && auto::may_choose(o));
+    let cells = store.cells().into_iter().filter(|&(o, _)| o == operation && plan.auto);
     for (_, parameter) in cells {
         for &link in links {
             let Some(calls) = store.calls(operation, parameter, plan.seed) else { continue };
@@ -238,13 +237,13 @@ fn measure_auto(
     watch: &dyn Watch,
 ) -> Result<(), StudyError> {
     let class = auto::class(figure.operation, figure.parameter);
-    let kind = CallKind { op: figure.calls.op(), class };
+    let kinds = auto::kinds(&*figure.calls, class);
     for ((tally, decided), in_flight) in figure.tallies.iter_mut().zip(&mut figure.decided).zip(IN_FLIGHT) {
         let before = target.placer().map(|placer| placer.counts()).unwrap_or_default();
         let slice = Slice { placement: Placement::Nic, by_ring: false, auto: Some(class), in_flight, time };
         run(target, &mut *figure.calls, slice, tally, &|| watch.stop())?;
         if let Some(placer) = target.placer() {
-            decided.add(placer, before, kind);
+            decided.add(placer, before, &kinds);
         }
     }
     Ok(())

@@ -8,7 +8,6 @@ use remora_lab::MeasuredRows;
 use remora_lab::stats::is_level;
 use remora_model::platform::Platform;
 use remora_model::world::{self, PairSpec};
-use remora_service::CallKind;
 use serde::{Deserialize, Serialize};
 
 use crate::auto::{self, AutoLoad, AutoRow, AutoTrace, Decided};
@@ -134,7 +133,7 @@ pub fn compare_on(
                 false => measure(&mut model, &store, (operation, parameter), placement, plan, watch),
             };
             rows.extend(placements.iter().map(row).collect::<Result<Vec<_>, OnError>>()?);
-            if plan.auto && auto::may_choose(operation) {
+            if plan.auto {
                 auto.push(measure_auto(&mut model, &store, (operation, parameter), &choice, plan, (watch, rows))?);
             }
         }
@@ -208,7 +207,7 @@ fn measure_auto(
     let mut loads = [AutoLoad::default(), AutoLoad::default()];
     for (n, count) in call_counts(plan).into_iter().enumerate() {
         let Some(mut calls) = store.calls(operation, parameter, plan.seed) else { continue };
-        let kind = CallKind { op: calls.op(), class };
+        let kinds = auto::kinds(&*calls, class);
         let before = model.placer().map(|placer| placer.counts()).unwrap_or_default();
         let measured = match model.measure(&mut *calls, IN_FLIGHT[n], count, &|| watch.stop()) {
             Err(ModelError::Interrupted) => return Err(crate::StudyError::Interrupted.into()),
@@ -216,12 +215,12 @@ fn measure_auto(
         };
         let mut decided = Decided::default();
         if let Some(placer) = model.placer() {
-            decided.add(placer, before, kind);
+            decided.add(placer, before, &kinds);
         }
         let Measured { verified, ops_per_s, p50_ns, p99_ns, .. } = measured;
         let load = AutoLoad { verified, ops_per_s, p50_ns, p99_ns, ..decided.load() };
         let alike = rows.iter().filter(|row| (row.operation, row.parameter) == (operation, parameter));
-        let alike = alike.filter(|row| choice.contains(&row.placement));
+        let alike = alike.filter(|row| choice.contains(&row.placement) && calls.may_run(row.placement));
         loads[n] = load.beside(alike.map(|row| (row.placement, [&row.in_flight_1, &row.in_flight_64][n].ops_per_s)));
     }
     model.stop_writer()?;

@@ -1,7 +1,7 @@
 //! Parameters of the kernels for trees whose keys are bytes, and what they do.
 
 use super::bytes::KEY_BYTES;
-use super::{NOT_OWNER, NodeView, Put, Tree, TreeRef, key_bytes};
+use super::{NOT_OWNER, NodeView, Put, Tree, TreeParams, TreeRef, key_bytes};
 use crate::call::{Call, Status};
 use crate::memory::Memory;
 use std::ops::Range;
@@ -53,6 +53,14 @@ impl<'a> ByteParams<'a> {
             return Err(Status::BadParams);
         }
         Ok(ByteParams { tree, key, value: super::node::word(bytes, TreeRef::LEN), how })
+    }
+}
+
+/// The tree that a scan's parameters name, and how many pairs it is to bring; `None` if they make no sense.
+pub fn pairs_of_scan(params: &[u8]) -> Option<(TreeRef, u64)> {
+    match are_bytes(params) {
+        true => ByteParams::decode(params).ok().map(|scan| (scan.tree, scan.value)),
+        false => TreeParams::decode(params).ok().map(|scan| (scan.tree, scan.value)),
     }
 }
 

@@ -42,7 +42,7 @@ mod write;
 pub use access::Tree;
 pub use audit::{Audit, AuditError};
 pub use build::{BuildError, Shape};
-pub use byte_calls::{BytePairs, ByteParams};
+pub use byte_calls::{BytePairs, ByteParams, pairs_of_scan};
 pub use bytes::{KEY_BYTES, key_bytes};
 pub use keys::TreeKey;
 pub use node::{HEADER, Head, NODE_BYTES, NodeMut, NodeView, children, leaf_keys};

@@ -28,6 +28,12 @@ impl TreeRef {
     /// Bytes of a reference.
     pub(super) const LEN: usize = 24;
 
+    /// The tree that a kernel's parameters name, be its keys numbers or bytes; `None` if they make no sense.
+    pub fn of(params: &[u8]) -> Option<Self> {
+        let tree = params.get(..Self::LEN).map(Self::decode)?;
+        tree.check().is_ok().then_some(tree)
+    }
+
     /// The same tree for the node's own calls.
     pub(super) fn of_nobody(self) -> Self {
         TreeRef { owner: 0, ..self }

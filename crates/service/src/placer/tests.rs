@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use remora_kernel::BUILTINS;
+use remora_kernel::btree::{ByteParams, TreeParams};
 
 use super::*;
 
@@ -241,6 +242,24 @@ fn a_kernel_is_tried_only_where_it_may_run_however_quick_a_refusal_is() {
     for status in [Status::LOST, LOCKED, NOT_OWNER, NOT_HERE] {
         assert!(!is_result(status), "{status:?}");
     }
+}
+
+#[test]
+fn calls_on_trees_are_told_apart_by_tree_and_scans_by_length() {
+    let tree = |key| TreeRef { base: 64, key, slots: 100, node_bytes: 2048, owners: 2, owner: 0 };
+    let of_numbers = |op, key, from, pairs| CallKind::of(op, &TreeParams::new(tree(key), from, pairs).encode());
+    let of_bytes = |op, key, from: &[u8], pairs| {
+        let mut params = Vec::new();
+        ByteParams::new(tree(key), from, pairs).encode(&mut params);
+        CallKind::of(op, &params)
+    };
+    assert_eq!(of_numbers(op::TREE_PUT, 7, 1, 2), of_numbers(op::TREE_PUT, 7, 3, 4));
+    assert_eq!(of_bytes(op::TREE_GET, 7, b"a", 0), of_bytes(op::TREE_GET, 7, b"a longer key", 0));
+    assert_ne!(of_numbers(op::TREE_GET, 7, 1, 0), of_numbers(op::TREE_GET, 8, 1, 0));
+    assert_ne!(of_bytes(op::TREE_GET, 7, b"a", 0), of_bytes(op::TREE_GET, 8, b"a", 0));
+    assert_ne!(of_numbers(op::TREE_SCAN, 7, 1, 10), of_numbers(op::TREE_SCAN, 7, 1, 1000));
+    assert_ne!(of_bytes(op::TREE_SCAN, 7, b"a", 10), of_bytes(op::TREE_SCAN, 7, b"a", 1000));
+    assert_eq!(of_bytes(op::TREE_SCAN, 7, b"a", 10), of_bytes(op::TREE_SCAN, 7, b"b", 11));
 }
 
 #[test]

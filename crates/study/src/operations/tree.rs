@@ -209,6 +209,15 @@ impl Calls for TreeCalls<'_> {
         }
     }
 
+    fn ops(&self) -> Vec<u64> {
+        let [reads, writes] = [&[self.op()][..], &[op::TREE_PUT, op::TREE_DELETE]];
+        match self.writes {
+            0 => reads.into(),
+            1..100 => [reads, writes].concat(),
+            _ => writes.into(),
+        }
+    }
+
     /// A client that writes by itself has a log; who runs on the node needs none.
     fn place(&mut self, placement: Placement) {
         self.tree.owner = u16::from(placement == Placement::Client);
