@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use remora_wasm::{Engine, Isolation, Module, ModuleLimits};
 
 use crate::Failure;
-use crate::output::print;
+use crate::output::{print, write};
 
 /// A language with a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -51,7 +51,7 @@ pub fn run(args: &Build) -> Result<(), Failure> {
     let out = args.out.clone().unwrap_or_else(|| source.with_extension("wasm"));
     let module = build(source, false)?;
     check(source, &module)?;
-    std::fs::write(&out, &module).map_err(|e| Failure::Failed(format!("cannot write {}: {e}", out.display())))?;
+    write(&out, &module)?;
     let line = format!("{}: {} bytes\n", out.display(), module.len());
     print(&line)?;
     Ok(())

@@ -61,10 +61,11 @@ mod where_;
 mod where_rack;
 
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use args::{Args, Bench, Command};
 
@@ -80,6 +81,20 @@ enum Failure {
     /// The user wants no more.
     #[error("interrupted")]
     Interrupted,
+    /// The user wants no more, before there was anything for this file.
+    #[error("interrupted before there were figures: {} was not written", .0.display())]
+    Unwritten(PathBuf),
+}
+
+impl Failure {
+    /// What came before there were figures for a file: whoever has an older one there should know.
+    fn without(self, file: &Path) -> Self {
+        match self {
+            Self::Interrupted => Self::Unwritten(file.into()),
+            Self::Failed(why) => Self::Failed(format!("{why}; {} was not written", file.display())),
+            other => other,
+        }
+    }
 }
 
 impl From<remora_study::StudyError> for Failure {
@@ -111,8 +126,10 @@ fn words() -> Vec<String> {
 
 fn main() -> ExitCode {
     let matches = examples::fitting(Args::command()).try_get_matches();
-    let args = match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
-        Ok(args) => args,
+    let (args, figures) = match matches.and_then(|matches| Ok((Args::from_arg_matches(&matches)?, matches))) {
+        Ok((args, matches)) => {
+            (args, figures(&matches))
+        }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             let text = error.render();
             return end(output::print_help(&text.ansi().to_string(), &text.to_string()));
@@ -130,7 +147,7 @@ fn main() -> ExitCode {
         }
     };
     progress::set_loudness(args.quiet, args.verbose);
-    end(match args.command.unwrap_or_default() {
+    let result = match args.command.unwrap_or_default() {
         #[cfg(feature = "pages")]
         Command::Pages { directory } => pages::run(&directory),
         Command::Compare(args) => compare::run(&args),
@@ -164,7 +181,19 @@ fn main() -> ExitCode {
         Command::Bench { what: Bench::Forge(args) } => bench_forge::run(&args),
         Command::Bench { what: Bench::Minos(args) } => bench_minos::run(&args),
         Command::Bench { what: Bench::Chain(args) } => bench_chain::run(&args),
-    })
+    };
+    end(result.map_err(|failure| match figures {
+        Some(file) if !output::figures_were_there() => failure.without(&file),
+        _ => failure,
+    }))
+}
+
+/// The file for figures that a command was given, not standard output.
+fn figures(matches: &ArgMatches) -> Option<PathBuf> {
+    match matches.subcommand() {
+        Some((_, next)) => figures(next),
+        None => matches.try_get_one("json").ok().flatten().filter(|&file| file != "-").cloned(),
+    }
 }
 
 /// One line on stderr, and the exit status: 0, 1 for a failure, 2 for wrong usage, 130 as shells have it for SIGINT.
@@ -174,7 +203,7 @@ fn end(result: Result<(), Failure>) -> ExitCode {
     match failure {
         Failure::Failed(_) => ExitCode::from(1),
         Failure::Usage(_) => ExitCode::from(2),
-        Failure::Interrupted => ExitCode::from(130),
+        Failure::Interrupted | Failure::Unwritten(_) => ExitCode::from(130),
     }
 }
 

@@ -1,14 +1,17 @@
 //! What goes to the screen, and what to files: text for people first, then figures for programs.
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
+use std::fs::{File, Permissions};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use remora_lab::MeasuredRows;
 use remora_study::format::folded;
 use serde_json::Value;
+use tempfile::Builder;
 
 use crate::Failure;
 
@@ -35,6 +38,14 @@ pub fn to_reader(bytes: &[u8]) -> Result<bool, Failure> {
 /// Help and the like: to a terminal with colours, to anything else plain.
 pub fn print_help(coloured: &str, plain: &str) -> Result<(), Failure> {
     print(if io::stdout().is_terminal() { coloured } else { plain })
+}
+
+/// Whether there were figures to write.
+static WERE_THERE: AtomicBool = AtomicBool::new(false);
+
+/// Whether there were figures to write: else a file for them is what it was.
+pub fn figures_were_there() -> bool {
+    WERE_THERE.load(Ordering::Relaxed)
 }
 
 /// Where figures go for programs, beside the text for people.
@@ -69,10 +80,18 @@ impl Json {
 
     /// Writes the figures, if they are wanted.
     pub fn write(&self, figures: impl FnOnce() -> Value) -> Result<(), Failure> {
+        WERE_THERE.store(true, Ordering::Relaxed);
         match &self.json {
             None => Ok(()),
             Some(path) => write(path, format!("{:#}\n", figures()).as_bytes()),
         }
+    }
+
+    /// Writes the figures, if they are wanted; in a line, if they go to a file.
+    pub fn write_line(&self, figures: Value) -> Result<(), Failure> {
+        let Some(path) = self.file() else { return self.write(|| figures) };
+        WERE_THERE.store(true, Ordering::Relaxed);
+        write(path, format!("{figures}\n").as_bytes())
     }
 
     /// The text, then the figures.
@@ -140,12 +159,54 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     if path == Path::new("-") {
         return to_stdout(bytes);
     }
-    let written = File::create(path).and_then(|file| {
-        let mut to = BufWriter::new(file);
-        to.write_all(bytes)?;
-        to.flush()
-    });
-    written.map_err(|e| cannot_write(path, &e))
+    written(path, bytes).map_err(|e| cannot_write(path, &e))
+}
+
+/// Whole or not at all, as a file beside it that takes its name: whatever goes wrong, what was there stays.
+fn written(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let in_place = |path: &Path| File::create(path)?.write_all(bytes);
+    let there = path.metadata().ok();
+    // Pipes and devices have no whole. What a process has open under these is to be written there.
+    if there.as_ref().is_some_and(|there| !there.is_file()) || path.starts_with("/dev") || path.starts_with("/proc") {
+        return in_place(path);
+    }
+    // A link stays one, to a new file.
+    let path = match path.canonicalize() {
+        Ok(path) => path,
+        Err(_) if path.is_symlink() => return in_place(path),
+        Err(_) => path.to_path_buf(),
+    };
+    let name = path.file_name().unwrap_or_default();
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut new = match Builder::new()
+        .prefix(name)
+        .suffix(".part")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(directory)
+    {
+        Ok(new) => new,
+        // The file may be ours to write where the directory is not.
+        Err(e)
+            if there.is_some() && matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) =>
+        {
+            return in_place(&path);
+        }
+        Err(e) => return Err(e),
+    };
+    new.write_all(bytes)?;
+    if let Some(there) = &there {
+        // Whose it was matters to whoever writes as root; nobody else may give files away.
+        let _ = chown(new.path(), Some(there.uid()), Some(there.gid()));
+        new.as_file().set_permissions(there.permissions())?;
+    }
+    // Some disks tell only now that they are full.
+    new.as_file().sync_all()?;
+    match new.persist(&path) {
+        Ok(_) => Ok(()),
+        // A file that is mounted by itself keeps its place.
+        Err(e) if e.error.kind() == ErrorKind::ResourceBusy => in_place(&path),
+        Err(e) => Err(e.error),
+    }
 }
 
 /// What to say of a file that cannot be written.
@@ -199,6 +260,38 @@ mod tests {
             command(clap::builder::ValueParser::new(directory())).try_get_matches_from(["x", path]).is_ok()
         };
         parse(&is_directory, &["out", "./a/b", &new], &[known, "/dev/full/a"]);
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_stays_what_it_was() {
+        let place = tempfile::tempdir().expect("a directory");
+        let [file, link, loose, pipe] = ["a.json", "link", "loose", "pipe"].map(|name| place.path().join(name));
+        let text = |path: &Path| std::fs::read_to_string(path).expect("readable");
+        write(&file, b"old").expect("written");
+        let fresh = file.metadata().expect("there").permissions().mode();
+        assert_ne!(fresh & 0o044, 0, "others read what the umask lets them: {fresh:o}");
+        std::fs::set_permissions(&file, Permissions::from_mode(0o640)).expect("ours");
+        std::os::unix::fs::symlink("a.json", &link).expect("a link");
+        std::os::unix::fs::symlink("new.json", &loose).expect("a link to nothing");
+        write(&link, b"new").expect("written");
+        assert!(link.is_symlink() && text(&file) == "new");
+        assert_eq!(file.metadata().expect("there").permissions().mode() & 0o777, 0o640);
+        write(&loose, b"there").expect("written");
+        assert!(loose.is_symlink() && text(&place.path().join("new.json")) == "there");
+        // A pipe stays one, and its reader gets all.
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read_to_string(pipe).expect("read")
+        });
+        write(&pipe, b"through").expect("written");
+        assert_eq!(reader.join().expect("it ends"), "through");
+        // What a descriptor leads to is written where it is.
+        let open = File::open(&file).expect("there");
+        let descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open));
+        write(descriptor.as_ref(), b"beside").expect("written");
+        assert_eq!(io::read_to_string(open).expect("read"), "beside");
+        assert_eq!(std::fs::read_dir(place.path()).expect("readable").count(), 5, "nothing is left behind");
     }
 
     #[test]

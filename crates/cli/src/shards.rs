@@ -26,12 +26,7 @@ pub fn result(
 
 /// Writes a file whole or not at all, so that a shard that is ended meanwhile leaves no half of one.
 pub fn write_file(path: &Path, json: &Value) -> Result<(), Failure> {
-    if path == Path::new("-") {
-        return crate::output::print(&format!("{json}\n"));
-    }
-    let part = path.with_extension("part");
-    let written = fs::write(&part, format!("{json}\n")).and_then(|()| fs::rename(&part, path));
-    written.map_err(|e| Failure::Failed(format!("writing {}: {e}", path.display())))
+    crate::output::write(path, format!("{json}\n").as_bytes())
 }
 
 /// Results of one run's shards, and what is wrong with them.

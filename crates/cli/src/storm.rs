@@ -138,11 +138,7 @@ pub fn run(what: &StormCommand) -> Result<(), Failure> {
     args.json.print(&text)?;
     let failure = outcome.as_ref().err().filter(|e| !matches!(e, Failure::Interrupted)).map(|e| e.to_string());
     let result = result("storm", run.shard(), run.parameters(), failure.as_deref(), outcome.is_ok(), figures);
-    match args.json.file() {
-        // Whole or not at all: a shard that is ended meanwhile leaves no half of one.
-        Some(path) => write_file(path, &result)?,
-        None => args.json.write(|| result)?,
-    }
+    args.json.write_line(result)?;
     outcome?;
     run.all_marks_reached()
 }

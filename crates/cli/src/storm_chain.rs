@@ -122,8 +122,7 @@ fn save(path: &PathBuf, report: &ChainStormReport) -> Result<(), Failure> {
     if path.extension().is_some_and(|extension| extension == "json") {
         return write_file(path, &export::to_json(&report.history));
     }
-    let text = export::to_edn(&report.history);
-    std::fs::write(path, text).map_err(|e| Failure::Failed(format!("{}: {e}", path.display())))
+    crate::output::write(path, export::to_edn(&report.history).as_bytes())
 }
 
 /// Storms that a seeded fault may take until it is found.

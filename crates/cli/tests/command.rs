@@ -141,6 +141,28 @@ fn what_was_measured_is_shown_though_a_file_cannot_be_written() {
 }
 
 #[test]
+fn a_file_that_cannot_be_written_whole_stays_what_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let baseline = directory.path().join("platforms.json");
+    std::fs::write(&baseline, "good figures").unwrap();
+    // No file may grow beyond so much, as on a disk that is full.
+    let limited = |blocks: u32| {
+        let line = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" platform list --json platforms.json");
+        let remora = env!("CARGO_BIN_EXE_remora");
+        Command::new("sh").args(["-c", &line, remora]).current_dir(directory.path()).output().expect("sh runs")
+    };
+    for blocks in [0, 1] {
+        let output = limited(blocks);
+        let message = text(&output.stderr);
+        assert!(output.status.code() == Some(1) && message.contains("cannot write platforms.json"), "{message}");
+        assert_eq!(std::fs::read_to_string(&baseline).unwrap(), "good figures");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+    assert!(limited(4096).status.success());
+    assert!(std::fs::read_to_string(&baseline).unwrap().contains("remora-platform-list/1"));
+}
+
+#[test]
 fn a_full_standard_output_is_a_failure_and_one_that_nobody_reads_is_none() {
     let run = |out: Stdio| {
         let list = command(Path::new("."), &["platform", "list"]).stdout(out).stderr(Stdio::piped()).output().unwrap();
@@ -332,6 +354,12 @@ fn mistakes_are_told_in_one_line() {
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_string();
     assert_eq!(output.status.code(), Some(1), "{last}");
     assert!(last.contains(&nobody) && last.contains("remora node --listen"), "{last}");
+    // A file for figures of which there are none is what it was, and that is said.
+    std::fs::write(path.join("old.json"), "old").unwrap();
+    let output = remora(path, &[&args[..], &["--json", "old.json"]].concat());
+    let last = text(&output.stderr).lines().last().unwrap_or_default().to_string();
+    assert!(last.ends_with("; old.json was not written"), "{last}");
+    assert_eq!(std::fs::read_to_string(path.join("old.json")).unwrap(), "old");
 }
 
 #[test]

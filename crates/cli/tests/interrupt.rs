@@ -7,6 +7,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Runs a command, interrupts it when it says `when` on standard error, and gives what it printed.
 fn interrupted(args: &[&str], when: &str) -> String {
+    let (shown, rest) = stopped(args, when);
+    assert!(rest.ends_with("remora: interrupted"), "{args:?}: {rest}");
+    assert!(shown.contains("Not complete: interrupted; "), "{args:?}: {shown}");
+    shown
+}
+
+/// Runs a command, interrupts it when it says `when` on standard error, and gives what it printed, and what it said then.
+fn stopped(args: &[&str], when: &str) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_remora"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("it runs");
@@ -24,9 +32,7 @@ fn interrupted(args: &[&str], when: &str) -> String {
     child.stdout.take().expect("standard output").read_to_string(&mut shown).expect("text");
     let rest = rest.join().expect("what it says");
     assert_eq!(child.wait().expect("its end").code(), Some(130), "{args:?}: {shown}{rest}");
-    assert!(rest.ends_with("remora: interrupted"), "{args:?}: {rest}");
-    assert!(shown.contains("Not complete: interrupted; "), "{args:?}: {shown}");
-    shown
+    (shown, rest)
 }
 
 /// A command line, what it says once the first of its figures are there, and what it shows of those.
@@ -105,6 +111,23 @@ fn commands_that_measure_show_what_they_have() {
 #[ignore = "minutes long: run with --ignored --test-threads 1"]
 fn slow_commands_show_what_they_have() {
     show_what_they_have(SLOW);
+}
+
+#[test]
+fn who_has_no_figures_yet_says_that_their_file_is_what_it_was() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("old.json");
+    let name = file.to_str().expect("a name");
+    for (args, when) in [
+        (&["compare", "--records", "1e6", "--no-html"][..], "probing the machine"),
+        (&["bench", "kv", "--pairs", "5M", "--alone"], " %"),
+    ] {
+        std::fs::write(&file, "old").expect("written");
+        let (shown, rest) = stopped(&[args, &["--json", name]].concat(), when);
+        let said = format!("remora: interrupted before there were figures: {name} was not written");
+        assert!(rest.ends_with(&said) && shown.is_empty(), "{args:?}: {rest}");
+        assert_eq!(std::fs::read_to_string(&file).expect("readable"), "old");
+    }
 }
 
 #[test]
