@@ -7,8 +7,8 @@
 # One shard of a run; the array's size is the number of shards. Usage:
 #   sbatch --array=0-999 deploy/slurm.sh storm SEED DIR [flags of `remora storm minos`; a day of storms without any]
 #   sbatch --array=0-26 deploy/slurm.sh check DIR [flags of `remora check minos`]
-# The command is ./remora, or what REMORA names. A shard whose result is there already is not run again, so that an array
-# that was interrupted can be submitted again as it was.
+# The command is ./remora, or what REMORA names. A shard whose whole result is there already, or a failure that it found, is
+# not run again, so that an array that was interrupted can be submitted again as it was.
 set -euo pipefail
 
 what=${1:?storm or check}
@@ -29,7 +29,9 @@ fi
 
 mkdir -p "$dir"
 result="$dir/$what-$shard.json"
-[ ! -e "$result" ] || exit 0
+if [ -e "$result" ] && grep -q -e '"complete":true,"failure"' -e '"complete":false,"failure":"' "$result"; then
+  exit 0
+fi
 case $what in
   storm)
     [ $# -gt 0 ] || set -- --seconds 86400

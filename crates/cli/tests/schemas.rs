@@ -177,6 +177,9 @@ fn checks_and_shards() {
     checks(&["storm", "rack", "--seed", "1", "--storms", "1", "--json"]);
     checks(&["storm", "minos", "--seed", "1", "--storms", "1", "--hours", "0.01", "--json"]);
     checks(&["storm", "minos", "--seed", "1", "--storms", "1", "--json"]);
+    for end in [["--hours", "0.001"], ["--seconds", "0.01"]] {
+        checks(&[&["storm", "minos", "--seed", "1", "--shard", "1/2"], &end[..], &["--json"]].concat());
+    }
     let directory = tempfile::tempdir().expect("a directory");
     let saved = directory.path().join("shard.json");
     let args = ["check", "minos", "--writes", "1", "--model", "synch", "--shard", "0/2", "--save"];

@@ -97,6 +97,18 @@ fn the_slurm_array_runs_shards() {
     assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
     let merged = succeeds(directory.path(), &["check", "merge", "results/check-0.json", "results/check-1.json"]);
     assert!(merged.contains("holds in all states"), "{merged}");
+    // What is whole is not run again, nor what failed; what was interrupted is.
+    let file = directory.path().join("results/check-1.json");
+    let whole = std::fs::read_to_string(&file).expect("a result");
+    let failed = whole.replace("\"complete\":true,\"failure\":null", "\"complete\":false,\"failure\":\"it breaks\"");
+    let ended = whole.replace("\"complete\":true,\"failure\":null", "\"complete\":false,\"failure\":null");
+    assert!(failed != whole && ended != whole, "{whole}");
+    let run_again = |there: &str| {
+        std::fs::write(&file, there).expect("written");
+        assert!(task("1", "2").status.success());
+        std::fs::read_to_string(&file).expect("a result") != there
+    };
+    assert_eq!([&whole, &failed, &ended].map(|there| run_again(there)), [false, false, true]);
 }
 
 #[test]
