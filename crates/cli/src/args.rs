@@ -148,7 +148,8 @@ pub struct Compare {
     #[arg(long, value_name = "BYTES", value_parser = mtu)]
     pub mtu: Option<u32>,
     /// Places to run kernels at; with `auto`, a client that chooses the place of each call is measured beside them
-    #[arg(long, alias = "placement", value_name = "PLACES", value_delimiter = ',', default_value = "client,nic,host", value_parser = place())]
+    /// [default: all that there are]
+    #[arg(long, alias = "placement", value_name = "PLACES", value_delimiter = ',', value_parser = place())]
     pub placements: Vec<Place>,
     /// What to measure, by the names that the table shows; btree is all that a B-tree does [default: what needs no name:
     /// all but btree, sequencer and embed]
@@ -191,13 +192,13 @@ pub struct Compare {
     #[arg(long, requires = "on")]
     pub both: bool,
     /// Compare a kernel of your own instead: a WebAssembly module, or its source (see `remora kernel`)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["load", "trace"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["load", "trace", "records", "value_bytes", "distribution", "writer_rate"])]
     pub kernel: Option<PathBuf>,
     /// The kernel's parameters, such as key,u32:10,va,u64:1000 (see `remora kernel call --help`)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "kernel")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub args: Vec<crate::kernel_params::Piece>,
     /// A file that is put into the node's memory for the kernel
-    #[arg(long, value_name = "FILE", requires = "kernel")]
+    #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
     /// What the kernel may use up.
     #[command(flatten)]
@@ -390,13 +391,20 @@ impl FromStr for Place {
 }
 
 impl Compare {
-    /// The places that were named, in the order of reports, each once; all of them if none was.
-    pub fn places(&self) -> Vec<Placement> {
-        let named = |place: &Placement| self.placements.contains(&Place::At(*place));
-        match Placement::REAL.into_iter().filter(named).collect::<Vec<_>>() {
-            none if none.is_empty() => Placement::REAL.to_vec(),
-            places => places,
-        }
+    /// The places that were named, in the order of reports, each once; all of these if none was.
+    pub fn places(&self, all: &[Placement]) -> Vec<Placement> {
+        let named: Vec<_> = all.iter().copied().filter(|&place| self.placements.contains(&Place::At(place))).collect();
+        if named.is_empty() { all.to_vec() } else { named }
+    }
+
+    /// Whether one of these places was named.
+    pub fn names_one_of(&self, places: &[Placement]) -> bool {
+        places.iter().any(|&place| self.placements.contains(&Place::At(place)))
+    }
+
+    /// A place that was named and is not among these.
+    pub fn strange(&self, all: &[Placement]) -> Option<Placement> {
+        Placement::ALL.into_iter().find(|&place| self.placements.contains(&Place::At(place)) && !all.contains(&place))
     }
 
     /// Whether a client that chooses is measured too.
@@ -405,12 +413,13 @@ impl Compare {
     }
 }
 
-/// A place of the real world by its name, or `auto`.
+/// A place by its name, or `auto`.
 fn place() -> impl TypedValueParser<Value = Place> {
     one_of([
         (Placement::Client.name(), "Here, with one-sided verbs"),
         (Placement::Nic.name(), "On the node's NIC"),
         (Placement::Host.name(), "On the node's host cores"),
+        (Placement::Accelerator.name(), "On the accelerator of a platform that has one"),
         ("auto", "Where a call is answered quickest, beside all places named, or all"),
     ])
 }

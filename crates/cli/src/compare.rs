@@ -6,8 +6,12 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+use remora_kernel::Placement;
 use remora_lab::probe::Probe;
 use remora_model::platform::Platform;
+use remora_model::world;
 use remora_real::{Client, ClientConfig, LinkKind, at_free_loopback, at_local};
 use remora_study::auto::{self, AutoRow, AutoTrace, Neighbour};
 use remora_study::baseline::{Baseline, Since};
@@ -34,11 +38,58 @@ use crate::progress::{Display, detail, stop_flag};
 /// How long each probe of the machine runs.
 const PROBE: Duration = Duration::from_millis(120);
 
+/// What a run on modelled hardware alone has no use for, by the names of options.
+const REAL: [&str; 8] = ["links", "mtu", "rings", "node", "local", "pcap", "histograms", "samples"];
+/// What a kernel gets.
+const OF_KERNELS: [&str; 7] = ["args", "data", "fuel", "module_memory", "accesses", "traffic", "fresh"];
+
+/// Refuses options that would do nothing beside the others: `matches` are those of the command line.
+pub fn refuse_idle(matches: &ArgMatches) -> Result<(), Failure> {
+    let given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+    let on = given(&"on") && !given(&"both");
+    let rules = [
+        (on, &REAL[..], "is for a run on this machine: add --both, or leave out --on or"),
+        (!given(&"kernel"), &OF_KERNELS, "is for a kernel of your own: add --kernel, or leave out"),
+        (!given(&"baseline"), &["tolerance"], "is for changes since an earlier run: add --baseline, or leave out"),
+    ];
+    for (holds, names, why) in rules {
+        if let Some(name) = names.iter().find(|name| holds && given(name)) {
+            let flag = format!("--{}", name.replace('_', "-"));
+            return Err(Failure::Usage(format!("{flag} {why} {flag}")));
+        }
+    }
+    Ok(())
+}
+
+/// The places that were named, of those that the platform has, or all of these.
+pub fn places_on(args: &args::Compare, platform: &Platform) -> Result<Vec<Placement>, Failure> {
+    let all = world::placements(platform);
+    match args.strange(&all) {
+        // For the run on this machine, which is asked for too.
+        Some(place) if !args.both || !Placement::REAL.contains(&place) => {
+            let names: Vec<_> = all.iter().map(|place| place.name()).collect();
+            let (name, names) = (&platform.name, names.join(", "));
+            Err(Failure::Usage(format!("{name} has no place {place}: --placements takes {names} there")))
+        }
+        _ => Ok(args.places(&all)),
+    }
+}
+
 /// Compares, prints the table, writes the reports.
 pub fn run(args: &args::Compare) -> Result<(), Failure> {
-    if args.pcap.is_some() && args.on.is_some() && !args.both {
+    if let Some(place) = args.strange(&Placement::REAL) {
+        let hint = match (&args.on, args.both) {
+            (None, _) => "name a platform that has by --on",
+            (_, true) if !args.names_one_of(&Placement::REAL) => "leave out --both, or name client, nic or host too",
+            _ => "",
+        };
+        if !hint.is_empty() {
+            return Err(Failure::Usage(format!("this machine has no place {place}: {hint}")));
+        }
+    }
+    if args.auto() && args.kernel.is_some() {
         return Err(Failure::Usage(
-            "modelled packets are not captured: add --both, or leave out --on or --pcap".into(),
+            "auto chooses no place for a kernel of your own: leave out --kernel, or auto of --placements".into(),
         ));
     }
     if let Some(file) = &args.kernel {
@@ -123,7 +174,8 @@ fn on_platform(
     display: &Display,
 ) -> Result<(Option<OnPlatform>, Option<OnCut>), Failure> {
     let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
-    let (on, cut) = compare_on(&platform, &plan(args), records, trace, display)?;
+    let plan = Plan { placements: places_on(args, &platform)?, ..plan(args) };
+    let (on, cut) = compare_on(&platform, &plan, records, trace, display)?;
     Ok((Some(on), cut))
 }
 
@@ -311,7 +363,7 @@ fn plan(args: &args::Compare) -> Plan {
         },
         time: args.seconds,
         operations: args.operations.iter().flatten().copied().collect(),
-        placements: args.places(),
+        placements: args.places(&Placement::REAL),
         auto: args.auto(),
         writer_updates_per_s: args.writer_rate,
         rings: args.rings,

@@ -14,12 +14,12 @@ use remora_study::kernel_calls::{KernelFigures, Params};
 use remora_study::measure::IN_FLIGHT;
 use remora_study::nodes::NodeProcess;
 use remora_study::report::{KernelBar, KernelPage};
-use remora_wasm::INLINE_FUEL;
+use remora_wasm::{INLINE_FUEL, ModuleLimits};
 
 use crate::Failure;
 use crate::args;
 use crate::capture::Capture;
-use crate::kernel::{explain, name_of, put};
+use crate::kernel::{explain, name_of, put, reason};
 use crate::kernel_build;
 use crate::kernel_params::encode;
 use crate::kernel_run::{self, Profile};
@@ -52,24 +52,26 @@ pub fn run(args: &args::Compare, file: &Path) -> Result<(), Failure> {
     let mut left_out = Vec::new();
     let measure =
         Measure { args, file, module: &module, bytes: bytes.as_deref(), capture: &capture, display: &display };
-    let mut measured = MeasuredRows { rows: Vec::new(), wanted: links.len() * args.places().len(), cut: None };
+    let mut measured =
+        MeasuredRows { rows: Vec::new(), wanted: links.len() * args.places(&Placement::REAL).len(), cut: None };
     measured.cut = measure.all(&links, node, &mut measured.rows, &mut left_out).err();
     display.clear();
     drop(child);
     let missing = measured.missing("figures");
     let MeasuredRows { rows, cut, .. } = measured.or_nothing()?;
     let mut text = not_complete(missing.as_deref());
-    text += &table(file, &rows, &left_out, &Depends { profile: profile.as_ref(), fuel: args.bounds.fuel });
+    let depends = Depends { profile: profile.as_ref(), limits: args.bounds.limits() };
+    text += &table(args, file, &rows, &left_out, &depends);
     let mut figures = json(file, &rows, profile.as_ref());
     figures["incomplete"] = missing.into();
     args.json.show(&text, || figures.clone())?;
     let bar = |row: &KernelFigures| KernelBar { place: row.place, p50_ns: row.p50_ns as f64, per_s: row.per_s };
-    let groups = rows.chunk_by(|a, b| a.link == b.link).map(|rows| {
-        let bars = rows.iter().filter(|row| row.failed.is_none()).map(bar).collect();
-        (format!("Over {}", rows[0].link.title()), bars)
-    });
-    write_page(args, file, groups.collect(), &text, &figures)?;
-    cut.map_or_else(|| check(&rows), Err)
+    let groups = rows
+        .chunk_by(|a, b| a.link == b.link)
+        .map(|rows| (format!("Over {}", rows[0].link.title()), rows.iter().map(bar).collect()));
+    let groups = if depends.have_figures(&rows) { groups.collect() } else { Vec::new() };
+    write_page(args, file, groups, &text, &figures)?;
+    cut.map_or_else(|| check(args, &rows, &depends), Err)
 }
 
 /// Writes the page, unless none is wanted.
@@ -109,7 +111,7 @@ impl Measure<'_> {
     ) -> Result<(), Failure> {
         let Self { args, file, module, bytes, capture, display } = *self;
         let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
-        let total = (links.len() * args.places().len()) as u64;
+        let total = (links.len() * args.places(&Placement::REAL).len()) as u64;
         for link in links {
             let local = args.local.filter(|_| !node.is_loopback()).map_or_else(|| at_local(node, Ok), Ok)?;
             let layers = capture.layers();
@@ -130,7 +132,7 @@ impl Measure<'_> {
             local.map_err(|e| Failure::Failed(format!("{}: {e}", file.display())))?;
             let data = put(&mut client, bytes)?;
             let mut measured = Ok(());
-            for placement in &args.places() {
+            for placement in &args.places(&Placement::REAL) {
                 display.advance(rows.len() as u64, total, &format!("{} at the {placement} over {link}", name_of(file)));
                 let user = (entry.op, data, &params as Params<'_>);
                 match KernelFigures::measure(&mut client, user, *placement, args.seconds, &|| display.stopped()) {
@@ -145,6 +147,15 @@ impl Measure<'_> {
                     // At the client an access is a verb, and one that is denied costs the connection.
                     Err(StudyError::Target(error)) if *placement == Placement::Client && error.is_denied() => {
                         rows.push(KernelFigures::failed(*link, *placement, Status::AccessDenied));
+                        break;
+                    }
+                    // What a user's kernel waits for nobody knows here.
+                    Err(StudyError::Stuck { after, .. }) => {
+                        measured = Err(Failure::Failed(format!(
+                            "no result over {link} at the {placement} for {} s: the node has stopped, or the kernel waits \
+                             for something",
+                            after.as_secs()
+                        )));
                         break;
                     }
                     Err(error) => {
@@ -169,21 +180,17 @@ impl Measure<'_> {
     }
 }
 
-/// A kernel that does not end of itself.
-fn fails(place: Placement, link: LinkKind, status: Status) -> Failure {
-    let why = match status {
-        Status::StepLimit | Status::ByteLimit => explain(status),
-        _ => format!("{status:?}"),
-    };
-    let hint = "see it with `remora kernel run FILE --data ... --args ... --trace`";
-    Failure::Failed(format!("the kernel fails at the {place} over {link}, with {why}: {hint}"))
-}
-
-/// A kernel that fails has no figures that mean anything. One that answers differently in two places is wrong, or its data
-/// changed.
-fn check(rows: &[KernelFigures]) -> Result<(), Failure> {
+/// A kernel that fails has no figures that mean anything, nor has one that is kept from what it is for. One that answers
+/// differently in two places is wrong, or its data changed.
+fn check(args: &args::Compare, rows: &[KernelFigures], depends: &Depends<'_>) -> Result<(), Failure> {
     if let Some((row, status)) = rows.iter().find_map(|row| row.failed.map(|status| (row, status))) {
-        return Err(fails(row.place, row.link, status));
+        let KernelFigures { place, link, .. } = row;
+        let why = reason(status, &args.args);
+        let hint = "see it with `remora kernel run FILE --data ... --args ... --trace`";
+        return Err(Failure::Failed(format!("the kernel fails at the {place} over {link}, with {why}: {hint}")));
+    }
+    if let Some((status, why)) = depends.kept_from(rows) {
+        return Err(Failure::Failed(format!("the kernel ends with {}: {why}", reason(status, &args.args))));
     }
     match rows.iter().find(|row| row.digest != rows[0].digest) {
         None => Ok(()),
@@ -201,11 +208,24 @@ fn check(rows: &[KernelFigures]) -> Result<(), Failure> {
 /// What the figures depend on beside place and link.
 struct Depends<'a> {
     profile: Option<&'a Profile>,
-    /// Fuel that a call may use.
-    fuel: u64,
+    /// What a call may use.
+    limits: ModuleLimits,
 }
 
 impl Depends<'_> {
+    /// The kernel's own status, if each place's calls end with one and a bound keeps them from what they want.
+    fn kept_from(&self, rows: &[KernelFigures]) -> Option<(Status, String)> {
+        let status = rows.first()?.status;
+        let own = rows.iter().all(|row| matches!(row.status, Status::Other(_)));
+        Some((status, self.profile?.beyond(&self.limits).filter(|_| own)?))
+    }
+
+    /// Whether figures mean anything: calls that fail, or are kept from what they are for, are no faster in one place than in
+    /// another.
+    fn have_figures(&self, rows: &[KernelFigures]) -> bool {
+        rows.iter().all(|row| row.failed.is_none()) && self.kept_from(rows).is_none()
+    }
+
     /// What a call uses up, and the flag that would make it quicker.
     fn text(&self) -> String {
         let Some(Profile { calls, fuel, accesses, bytes }) = self.profile else { return String::new() };
@@ -217,13 +237,13 @@ impl Depends<'_> {
         );
         // Half as much again, for calls that were not among the first.
         let enough = fuel + fuel / 2;
-        if self.fuel > INLINE_FUEL && enough <= INLINE_FUEL {
+        if self.limits.fuel > INLINE_FUEL && enough <= INLINE_FUEL {
             text += &format!(
                 "--fuel {INLINE_FUEL} would do, and make calls at nic and host quicker: with more (here {}) a call can be \
                  suspended, which costs time\n",
-                count(self.fuel)
+                count(self.limits.fuel)
             );
-        } else if self.fuel > INLINE_FUEL {
+        } else if self.limits.fuel > INLINE_FUEL {
             text += &format!(
                 "with more than {INLINE_FUEL} fuel a call can be suspended, which costs time at nic and host: fewer \
                  instructions may turn the verdict round\n"
@@ -233,8 +253,41 @@ impl Depends<'_> {
     }
 }
 
-fn table(file: &Path, rows: &[KernelFigures], left_out: &[String], depends: &Depends<'_>) -> String {
-    let mut text = format!("{}, one call at a time and {} at once\n\n", file.display(), IN_FLIGHT[1]);
+/// How calls ended in each place, if they are to have no figures; `of` is a link, or what else a place is of.
+pub fn ends(of: &str, rows: impl Iterator<Item = (String, Placement, Status)>) -> String {
+    let mut text = format!("{of:<12} {:<7} a call ends with\n", "place");
+    for (of, place, status) in rows {
+        text += &format!("{of:<12} {:<7} {status:?}\n", place.name());
+    }
+    text
+}
+
+/// What stands above figures of calls that end otherwise than well.
+pub fn ending(status: Status, args: &args::Compare) -> String {
+    let what = match status {
+        Status::Ok => return String::new(),
+        Status::Other(_) => "; what that means the kernel alone says",
+        _ => "",
+    };
+    format!("the first call ended with {}{what}: the figures are of calls that end so\n", explain(status, &args.args))
+}
+
+fn table(
+    args: &args::Compare,
+    file: &Path,
+    rows: &[KernelFigures],
+    left_out: &[String],
+    depends: &Depends<'_>,
+) -> String {
+    let left_out: String = left_out.iter().map(|reason| format!("left out: {reason}\n")).collect();
+    if !depends.have_figures(rows) {
+        let rows = rows.iter().map(|row| (row.link.to_string(), row.place, row.failed.unwrap_or(row.status)));
+        return format!("{}, no figures\n\n{}{left_out}", file.display(), ends("link", rows));
+    }
+    let mut text = format!("{}, one call at a time and {} at once\n", file.display(), IN_FLIGHT[1]);
+    let status = rows.iter().map(|row| row.status).find(|&status| status != Status::Ok);
+    text += &ending(status.unwrap_or(Status::Ok), args);
+    text.push('\n');
     let mut line = |cells: [&str; 7]| {
         let [link, place, p50, p99, per_s, trips, calls] = cells;
         // Writing to a string does not fail.
@@ -257,12 +310,7 @@ fn table(file: &Path, rows: &[KernelFigures], left_out: &[String], depends: &Dep
     let mut links: Vec<LinkKind> = rows.iter().map(|row| row.link).collect();
     links.dedup();
     for link in links {
-        // Who fails wins nothing, however quickly.
-        let of = || rows.iter().filter(|row| row.link == link && row.failed.is_none());
-        if of().next().is_none() {
-            let _ = writeln!(text, "over {link}: no place, as the kernel fails");
-            continue;
-        }
+        let of = || rows.iter().filter(|row| row.link == link);
         let best = of().map(|row| row.p50_ns as f64).fold(f64::INFINITY, f64::min);
         let fast: Vec<&str> =
             of().filter(|row| is_level(best, row.p50_ns as f64)).map(|row| row.place.name()).collect();
@@ -275,14 +323,7 @@ fn table(file: &Path, rows: &[KernelFigures], left_out: &[String], depends: &Dep
             many.join(" and ")
         );
     }
-    text += &depends.text();
-    if let Some(row) = rows.iter().find(|row| row.status != Status::Ok && row.failed.is_none()) {
-        let _ = writeln!(text, "the first call ended with {}", explain(row.status));
-    }
-    for reason in left_out {
-        let _ = writeln!(text, "left out: {reason}");
-    }
-    text
+    text + &depends.text() + &left_out
 }
 
 fn json(file: &Path, rows: &[KernelFigures], profile: Option<&Profile>) -> serde_json::Value {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use remora_kernel::Status;
 use remora_lab::MeasuredRows;
 use remora_model::platform::Platform;
 use remora_study::modelled::ModelError;
@@ -11,8 +12,9 @@ use remora_wasm::KernelSet;
 
 use crate::Failure;
 use crate::args;
+use crate::compare::places_on;
 use crate::compare_kernel;
-use crate::kernel::{explain, name_of};
+use crate::kernel::{name_of, reason};
 use crate::kernel_build;
 use crate::kernel_params::encode;
 use crate::output::not_complete;
@@ -37,9 +39,15 @@ pub fn run(args: &args::Compare, file: &Path, name: &str) -> Result<(), Failure>
     let missing = modelled.missing("places");
     let MeasuredRows { rows, cut, .. } = modelled;
     let mut text = not_complete(missing.as_deref());
-    text += &format!("{}, one call at a time and 64 at once\n\n{}", file.display(), table(&platform, &rows));
-    if let Some(row) = rows.first().filter(|row| row.status != 0) {
-        text += &format!("the first call ended with {}\n", explain(remora_kernel::Status::from_code(row.status)));
+    let status = |row: &KernelRow| Status::from_code(row.status);
+    if rows.iter().any(|row| row.failed) {
+        let rows = rows.iter().map(|row| (row.platform.clone(), row.placement, status(row)));
+        text += &format!("{}, no figures\n\n{}", file.display(), compare_kernel::ends("platform", rows));
+    } else {
+        let status = rows.first().map_or(Status::Ok, status);
+        text += &format!("{}, one call at a time and 64 at once\n", file.display());
+        text += &compare_kernel::ending(status, args);
+        text += &format!("\n{}", table(&platform, &rows));
     }
     args.json.print(&text)?;
     if !args.both {
@@ -52,9 +60,12 @@ pub fn run(args: &args::Compare, file: &Path, name: &str) -> Result<(), Failure>
             p50_ns: row.in_flight_1.p50_ns as f64,
             per_s: row.in_flight_64.ops_per_s,
         };
-        let bars = rows.iter().filter(|row| !row.failed).map(bar).collect();
         let heading = format!("On {}, modelled", platform.name);
-        compare_kernel::write_page(args, file, vec![(heading, bars)], &text, &json)?;
+        let groups = match rows.iter().any(|row| row.failed) {
+            true => Vec::new(),
+            false => vec![(heading, rows.iter().map(bar).collect())],
+        };
+        compare_kernel::write_page(args, file, groups, &text, &json)?;
     }
     if let Some(error) = cut {
         return Err(named(failure(error)));
@@ -62,7 +73,9 @@ pub fn run(args: &args::Compare, file: &Path, name: &str) -> Result<(), Failure>
     match rows.iter().find(|row| row.failed) {
         None => Ok(()),
         Some(row) => {
-            Err(Failure::Failed(format!("the kernel fails at the {}: see it with `remora kernel run`", row.placement)))
+            let (place, why) = (row.placement, reason(status(row), &args.args));
+            let hint = "see it with `remora kernel run FILE --data ... --args ... --trace`";
+            Err(Failure::Failed(format!("the kernel fails at the {place}, with {why}: {hint}")))
         }
     }
 }
@@ -80,7 +93,7 @@ fn rows(
     let op = entry.map_err(|e| Failure::Failed(e.to_string()))?.op;
     let params = |data, call, out: &mut Vec<u8>| encode(&args.args, data, call, out);
     let user = UserKernel { kernel, op, data, params: &params };
-    kernel_on(platform, &user, args.seed, progress).map_err(failure)
+    kernel_on(platform, &places_on(args, platform)?, &user, args.seed, progress).map_err(failure)
 }
 
 fn failure(error: KernelError) -> Failure {

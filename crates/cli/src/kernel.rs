@@ -304,7 +304,7 @@ fn call(args: &CallArgs) -> Result<(), Failure> {
         (None, place) => client.call(place, entry.op, &params)?,
     };
     if status != Status::Ok {
-        return Err(Failure::Failed(format!("the kernel ended with {}", explain(status))));
+        return Err(Failure::Failed(format!("the kernel ended with {}", explain(status, &args.args))));
     }
     if args.raw {
         return to_stdout(&reply);
@@ -322,18 +322,28 @@ pub fn put(client: &mut Client, data: Option<&[u8]>) -> Result<KernelData, Failu
     Ok(KernelData { key: region.key, va: region.va, len: data.len() as u64 })
 }
 
-/// A status as users read it.
-pub fn explain(status: Status) -> String {
+/// A status as users read it, of a call with these parameters, and where to look further.
+pub fn explain(status: Status, args: &[Piece]) -> String {
+    let hint = match status {
+        Status::Trapped | Status::AccessDenied => "; `remora kernel run FILE --trace` says where",
+        _ => "",
+    };
+    reason(status, args) + hint
+}
+
+/// A status as users read it, of a call with these parameters.
+pub fn reason(status: Status, args: &[Piece]) -> String {
     match status {
         Status::Other(code) => format!("its own status {code}"),
+        Status::BadParams => {
+            let given = if args.is_empty() { "none were given: --args" } else { "--args" };
+            format!("BadParams: it does not understand its parameters ({given})")
+        }
         Status::StepLimit => "StepLimit: it ran out of fuel or accesses (--fuel, --accesses)".into(),
         Status::ByteLimit => "ByteLimit: it moved as many bytes as it may (--traffic)".into(),
-        Status::Trapped => "Trapped: it failed; `remora kernel run FILE --trace` says where".into(),
+        Status::Trapped => "Trapped: it failed".into(),
         Status::Overdue => "Overdue: it took longer than the node lets a call take (remora node --deadline)".into(),
-        Status::AccessDenied => {
-            "AccessDenied: it touched memory that its caller may not; `remora kernel run FILE --trace` says where"
-                .into()
-        }
+        Status::AccessDenied => "AccessDenied: it touched memory that its caller may not".into(),
         other => format!("{other:?}"),
     }
 }

@@ -31,11 +31,12 @@ impl FromStr for Piece {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = |why: &str| format!("{text:?} in the kernel's parameters: {why}");
+        let forms = "give key, len, va, va+N, or one of u8: u16: u32: u64: i64: f64: text: hex: random: and a value";
         if let Some(rest) = text.strip_prefix("va") {
             let offset = match rest.strip_prefix('+') {
                 Some(offset) => offset.parse().map_err(|_| bad("a number must follow va+"))?,
                 None if rest.is_empty() => 0,
-                None => return Err(bad("unknown")),
+                None => return Err(bad(forms)),
             };
             return Ok(Piece::Address(offset));
         }
@@ -44,7 +45,7 @@ impl FromStr for Piece {
             "len" => return Ok(Piece::Length),
             _ => {}
         }
-        let (kind, value) = text.split_once(':').ok_or_else(|| bad("see `remora kernel call --help`"))?;
+        let (kind, value) = text.split_once(':').ok_or_else(|| bad(forms))?;
         let number = |bits: u32| {
             let value = match value.strip_prefix("0x") {
                 Some(hex) => u64::from_str_radix(hex, 16),
@@ -68,7 +69,7 @@ impl FromStr for Piece {
                 0 => return Err(bad("no number is below 0")),
                 below => return Ok(Piece::Random(below)),
             },
-            _ => return Err(bad("unknown")),
+            _ => return Err(bad(forms)),
         }))
     }
 }
@@ -127,6 +128,7 @@ mod tests {
         for text in ["u8:256", "u32:x", "hex:0", "hex:zz", "what:1", "key:1", "va-1", "random:0", "u64", ""] {
             let why = bytes(text, 0).unwrap_err();
             assert!(why.contains(&format!("{text:?}")), "{why}");
+            assert!(!["what:1", "va-1", "u64"].contains(&text) || why.contains("va+N, or one of u8: u16:"), "{why}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use remora_kernel::{Call, HostMemory, Status};
+use remora_kernel::{Call, HostMemory, Limits, Status};
 use remora_memory::{Access, Registry};
 use remora_study::format::count;
 use remora_study::kernel_calls::KernelData;
@@ -12,7 +12,7 @@ use remora_wasm::ModuleLimits;
 use remora_wasm::trace::{Asked, Site, TraceStep, Traced, Tracer};
 
 use crate::Failure;
-use crate::kernel::{Bounds, explain, words};
+use crate::kernel::{Bounds, explain, reason, words};
 use crate::kernel_build;
 use crate::kernel_params::{Piece, encode};
 use crate::output::{print, to_stdout};
@@ -69,6 +69,18 @@ pub struct Profile {
     pub bytes: u64,
 }
 
+impl Profile {
+    /// The bound that a call wanted to go beyond, if it did: what it did then is not what it would do.
+    pub fn beyond(&self, limits: &ModuleLimits) -> Option<String> {
+        let Limits { steps, bytes } = limits.access;
+        let accesses = self.accesses > steps.into();
+        (accesses || self.bytes > bytes).then(|| match accesses {
+            true => format!("accesses beyond {} were refused (--accesses)", count(steps.into())),
+            false => format!("accesses beyond {} bytes were refused (--traffic)", count(bytes)),
+        })
+    }
+}
+
 /// What the first calls use up; `None` if they cannot be run here.
 pub fn profile(module: &[u8], limits: ModuleLimits, args: &[Piece], data: Option<&[u8]>) -> Option<Profile> {
     let tracer = Tracer::new(module, limits).ok()?;
@@ -102,7 +114,7 @@ fn one(
     }
     let mut call = Call::new(0, &[], REPLY);
     encode(args, place, number, &mut call.params);
-    let memory = HostMemory::new(registry, pd, false, remora_kernel::Limits::default());
+    let memory = HostMemory::new(registry, pd, false, Limits::default());
     tracer.run(memory, &mut call, payload, sites).map_err(|e| Failure::Failed(e.to_string()))
 }
 
@@ -140,7 +152,11 @@ pub fn run(args: &KernelRun) -> Result<(), Failure> {
             let at = sites.first().map(|site| format!(" in {}", show(site))).unwrap_or_default();
             Err(Failure::Failed(format!("the kernel failed{at}: {what}")))
         }
-        (status, None) => Err(Failure::Failed(format!("the kernel ended with {}", explain(status)))),
+        // The trace is where one would look further.
+        (status, None) => {
+            let why = if args.trace { reason } else { explain };
+            Err(Failure::Failed(format!("the kernel ended with {}", why(status, &args.args))))
+        }
     }
 }
 

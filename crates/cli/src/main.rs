@@ -128,6 +128,11 @@ fn main() -> ExitCode {
     let matches = examples::fitting(Args::command()).try_get_matches();
     let (args, figures) = match matches.and_then(|matches| Ok((Args::from_arg_matches(&matches)?, matches))) {
         Ok((args, matches)) => {
+            if let Some(compare) = matches.subcommand_matches("compare")
+                && let Err(failure) = compare::refuse_idle(compare)
+            {
+                return end(Err(failure));
+            }
             (args, figures(&matches))
         }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {

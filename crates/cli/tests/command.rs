@@ -296,16 +296,35 @@ fn a_node_that_dies_is_an_error_in_one_line() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let address = own_address();
-    let mut node = Node::start(&address);
-    let args = ["compare", "--node", &address, "--records", "1000", "--seconds", "10", "--no-html"];
-    let mut child = command(directory.path(), &args).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.by_ref().any(|line| line.contains("list of 1 elements")), "it never began to measure");
-    node.child.kill().unwrap();
-    node.child.wait().unwrap();
-    let last = lines.last().unwrap_or_default();
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{last}");
-    assert!(last.starts_with("remora: ") && last.contains(&address), "{last}");
+    let kernel = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernels/topk.wasm");
+    let own = [
+        "--kernel",
+        kernel,
+        "--data",
+        kernel,
+        "--args",
+        "key,u32:1,va,u64:1",
+        "--links",
+        "shm",
+        "--placements",
+        "host",
+    ];
+    for (of, when) in [(&["--records", "1000"][..], "list of 1 elements"), (&own, "topk at the host")] {
+        let mut node = Node::start(&address);
+        let args = [&["compare", "--node", &address, "--seconds", "10", "--no-html"], of].concat();
+        let mut child = command(directory.path(), &args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.by_ref().any(|line| line.contains(when)), "it never began to measure");
+        node.child.kill().unwrap();
+        node.child.wait().unwrap();
+        let last = lines.last().unwrap_or_default();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{last}");
+        assert!(
+            last.starts_with("remora: ") && (last.contains(&address) || last.contains("the node has stopped")),
+            "{last}"
+        );
+        assert!(!last.contains("writer"), "{last}");
+    }
 }
 
 #[test]
@@ -341,6 +360,41 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["node", "--listen", "127.0.0.1", "--cores", "4096"], 2, &["--cores 4096", "numbered from 0"]);
     fails(path, &["node", "--listen", "127.0.0.1", "--kernels", "empty"], 2, &["--kernels", "it is no directory"]);
     fails(path, &["compare", "--json", "--html", "-"], 2, &["cannot both go to standard output"]);
+    // What would do nothing is refused, with what it would do something beside.
+    for (flag, value) in
+        [("--links", "udp"), ("--mtu", "1024"), ("--node", "127.0.0.2"), ("--local", "127.0.0.2"), ("--pcap", "a.pcap")]
+    {
+        fails(path, &["compare", "--on", "strom-10g", flag, value], 2, &[flag, "add --both"]);
+    }
+    fails(path, &["compare", "--on", "strom-10g", "--rings"], 2, &["--rings", "add --both"]);
+    for (flag, value) in
+        [("--args", "key"), ("--data", "x"), ("--fuel", "1k"), ("--accesses", "5"), ("--traffic", "1M")]
+    {
+        for on in [&["--on", "strom-10g"][..], &["--operations", "list"], &[]] {
+            fails(path, &[&["compare", flag, value], on].concat(), 2, &[flag, "add --kernel"]);
+        }
+    }
+    fails(path, &["compare", "--operations", "list", "--fresh"], 2, &["--fresh", "add --kernel"]);
+    for on in [&["--on", "strom-10g"][..], &[]] {
+        fails(path, &[&["compare", "--tolerance", "3"], on].concat(), 2, &["--tolerance", "add --baseline"]);
+    }
+    for (flag, value) in
+        [("--records", "5"), ("--value-bytes", "5"), ("--distribution", "uniform"), ("--writer-rate", "5")]
+    {
+        fails(path, &["compare", "--kernel", "x.wat", flag, value], 2, &["--kernel", flag]);
+    }
+    fails(path, &["compare", "--kernel", "x.wat", "--placements", "auto"], 2, &["auto", "leave out --kernel"]);
+    fails(path, &["compare", "--placements", "accel"], 2, &["this machine has no place accel", "--on"]);
+    let both = ["compare", "--on", "rambda", "--both", "--placements", "accel"];
+    fails(path, &both, 2, &["this machine has no place accel", "leave out --both"]);
+    let on = ["compare", "--records", "10", "--operations", "list", "--on"];
+    fails(
+        path,
+        &[&on[..], &["strom-10g", "-q", "--placements", "accel"]].concat(),
+        2,
+        &["takes client, nic, host there"],
+    );
+    fails(path, &[&on[..], &["rambda", "-q", "--placements", "accel,auto"]].concat(), 2, &["name client, nic or host"]);
     let odd: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"\xff\xfe");
     for args in [&[odd][..], &["where".as_ref(), "get".as_ref(), "--on".as_ref(), odd]] {
         let output = command(path, &[]).args(args).output().unwrap();
@@ -360,6 +414,29 @@ fn mistakes_are_told_in_one_line() {
     let last = text(&output.stderr).lines().last().unwrap_or_default().to_string();
     assert!(last.ends_with("; old.json was not written"), "{last}");
     assert_eq!(std::fs::read_to_string(path.join("old.json")).unwrap(), "old");
+}
+
+#[test]
+fn modelled_places_are_those_that_were_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let on = [
+        "compare",
+        "-q",
+        "--no-html",
+        "--seconds",
+        "1ms",
+        "--records",
+        "100",
+        "--operations",
+        "get-hit",
+        "--on",
+        "rambda",
+    ];
+    for (named, left_out) in [("nic", "accel"), ("accel", "nic  ")] {
+        let told = succeeds(directory.path(), &[&on[..], &["--placements", named]].concat());
+        assert!(told.contains(&format!("  {named}*")) && !told.contains(&format!("\n  {left_out}")), "{told}");
+        assert!(!told.contains("; ;"), "{told}");
+    }
 }
 
 #[test]

@@ -102,7 +102,7 @@ pub enum OnError {
 /// What ended a comparison early, and what is missing.
 pub type OnCut = (OnError, String);
 
-/// Runs every operation of the plan in every placement that the platform has. What ends it early leaves what was modelled
+/// Runs every operation of the plan in every placement of it that the platform has; in all if it names none. What ends it early leaves what was modelled
 /// until then.
 pub fn compare_on(
     platform: &Platform,
@@ -114,10 +114,16 @@ pub fn compare_on(
     let spec = PairSpec::new(platform, 0, plan.seed).map_err(ModelError::from)?;
     let mut model = Modelled::new(&spec, Placement::Nic)?;
     let store = Store::load(&mut model, plan, records, trace, watch)?;
-    let (cells, placements) = (store.cells(), world::placements(platform));
+    let (cells, all) = (store.cells(), world::placements(platform));
+    let named = |place: &Placement| plan.placements.is_empty() || plan.placements.contains(place);
+    let placements: Vec<Placement> = all.iter().copied().filter(named).collect();
     // Those that a node serves at once: calls come to its NIC or to its accelerator.
-    let served = |place: &Placement| *place != Placement::Accelerator || !placements.contains(&Placement::Nic);
+    let served = |place: &Placement| *place != Placement::Accelerator || !all.contains(&Placement::Nic);
     let choice: Vec<Placement> = placements.iter().copied().filter(served).collect();
+    if plan.auto && choice.is_empty() {
+        let why = "auto chooses no accelerator where calls come to a NIC: name client, nic or host in --placements too";
+        return Err(crate::StudyError::Usage(why.into()).into());
+    }
     let mut auto = Vec::new();
     let start = std::time::Instant::now();
     let modelled = MeasuredRows::by(cells.len() * placements.len(), |rows| {
@@ -274,11 +280,11 @@ fn reason(ranked: &[&ModelRow]) -> String {
     let most = ranked.iter().max_by(|a, b| a.in_flight_64.ops_per_s.total_cmp(&b.in_flight_64.ops_per_s));
     let ([best, rest @ ..], Some(most)) = (ranked, most) else { return String::new() };
     let others: Vec<String> = rest.iter().map(|row| format!("{} {}", row.placement, time(median(row)))).collect();
+    let others = if others.is_empty() { String::new() } else { format!("; {}", others.join(", ")) };
     format!(
-        "{} in {}; {}; most with 64 in flight: {} with {} ops/s, limited by {} ({:.0} % busy)",
+        "{} in {}{others}; most with 64 in flight: {} with {} ops/s, limited by {} ({:.0} % busy)",
         time(median(best)),
         plural(best.in_flight_1.round_trips_per_op, "round trip"),
-        others.join(", "),
         most.placement,
         rate(most.in_flight_64.ops_per_s),
         most.in_flight_64.binding,

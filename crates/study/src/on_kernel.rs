@@ -1,11 +1,11 @@
-//! A user's kernel on modelled hardware: the same calls in every placement of a platform.
+//! A user's kernel on modelled hardware: the same calls in each placement of a platform.
 
 use std::fmt::Write;
 
 use remora_kernel::{Kernel, Placement};
 use remora_lab::MeasuredRows;
 use remora_model::platform::Platform;
-use remora_model::world::{self, PairSpec};
+use remora_model::world::PairSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::format::{plural, wrap};
@@ -70,18 +70,18 @@ pub enum KernelError {
     Differs(Placement, Placement),
 }
 
-/// Runs the kernel in every placement of the platform. `progress` hears what comes next, and says whether to stop.
+/// Runs the kernel in these placements of the platform. `progress` hears what comes next, and says whether to stop.
 pub fn kernel_on<K: Kernel + Clone + 'static>(
     platform: &Platform,
+    placements: &[Placement],
     user: &UserKernel<'_, K>,
     seed: u64,
     progress: &dyn Fn(&str) -> bool,
 ) -> Result<MeasuredRows<KernelRow, KernelError>, KernelError> {
     let spec = PairSpec::new(platform, 0, seed).map_err(ModelError::from)?;
     let lacks = |section| KernelError::Instruction { platform: platform.name.clone(), section };
-    let placements = world::placements(platform);
     let modelled = MeasuredRows::by(placements.len(), |rows: &mut Vec<KernelRow>| {
-        for placement in placements {
+        for &placement in placements {
             spec.node.instruction(placement).map_err(lacks)?;
             if progress(&format!("at the {placement} of {}", platform.name)) {
                 return Err(ModelError::Interrupted.into());

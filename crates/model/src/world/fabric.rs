@@ -420,8 +420,9 @@ impl Fabric {
             self.look(nic, true);
         }
         while let Some(wc) = self.adapters[usize::from(nic)].poll_cq() {
+            // What follows the first is flushed, and says nothing.
             if wc.status != WcStatus::Success {
-                self.failed = Some(wc.status);
+                self.failed.get_or_insert(wc.status);
             }
             match (wc.opcode, WorkId::decode(wc.wr_id)) {
                 (_, WorkId::Unnamed) => continue,

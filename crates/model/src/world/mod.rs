@@ -102,8 +102,20 @@ pub enum WorldError {
     #[error("a modelled client floods its node with calls to the host")]
     Flood,
     /// A verb failed.
-    #[error("a modelled verb ended with {0:?}")]
+    #[error("{}", verb(*.0))]
     Verb(WcStatus),
+}
+
+/// Why a verb failed.
+fn verb(status: WcStatus) -> String {
+    match status {
+        WcStatus::RemoteAccess => {
+            "a modelled one-sided access was refused (RemoteAccess): it touched memory that its caller may not; do address \
+             and key belong to a region, and does the access end within it?"
+                .into()
+        }
+        other => format!("a modelled verb ended with {other:?}"),
+    }
 }
 
 /// The placements that a platform has, in the order of reports.
