@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use remora_testing::eventually;
+use remora_testing::{eventually, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -194,4 +194,53 @@ fn nodes_that_stand_still_at_any_instant_answer_nothing_old() {
         assert!(figures["read_late"].as_u64() > Some(0) && figures["violations"] == 0, "{figures}");
         assert!(figures["left_out"].as_u64() > Some(0), "the others went on: {figures}");
     }
+}
+
+/// What a script says in a file system of so many MB; `$remora` is the command, `$log` a file elsewhere. None where there can
+/// be no such file system.
+fn on_a_disk_of(megabytes: u32, script: &str) -> Option<String> {
+    let (disk, elsewhere) =
+        (tempfile::tempdir().expect("a directory"), tempfile::NamedTempFile::new().expect("a file"));
+    let mount = format!("mount -t tmpfs -o size={megabytes}m none \"$1\" || exit 77; cd \"$1\"; remora=$0; log=$2");
+    let ran = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &format!("{mount}\n{script}"), env!("CARGO_BIN_EXE_remora")])
+        .args([disk.path(), elsewhere.path()])
+        .stdin(Stdio::null())
+        .output();
+    let remedy = "Run it as root, with util-linux";
+    match ran {
+        Err(error) => skip(format!("no unshare ({error})"), remedy),
+        Ok(ran) if String::from_utf8_lossy(&ran.stderr).contains("unshare failed") || ran.status.code() == Some(77) => {
+            skip("no file system of its own", remedy);
+        }
+        Ok(ran) => return Some(String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned()),
+    }
+    None
+}
+
+#[test]
+fn a_disk_without_room_for_logs_is_told_before_nodes_start() {
+    let Some(said) = on_a_disk_of(60, "\"$remora\" cluster --dir c; echo \"status $?\"") else { return };
+    for part in ["the logs of 3 new nodes take 144 MiB in c", "name another --dir, or make room", "status 1"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains("ready") && !said.contains("NodeStatus"), "{said}");
+}
+
+#[test]
+fn a_cluster_starts_again_on_a_disk_that_is_full_and_serves_reads() {
+    const SCRIPT: &str = r#"
+        serve() {
+            "$remora" cluster --dir c > "$log" 2>&1 & cluster=$!
+            for n in $(seq 600); do
+                if grep -q "It serves" "$log" || ! kill -0 $cluster 2> /dev/null; then return; fi
+                sleep 0.1
+            done
+        }
+        stop() { kill $cluster; wait $cluster; }
+        serve; "$remora" cluster put 7 hello --dir c; stop
+        dd if=/dev/zero of=fill bs=4k 2> /dev/null
+        serve; "$remora" cluster get 7 --dir c; cat "$log"; stop"#;
+    let Some(said) = on_a_disk_of(250, SCRIPT) else { return };
+    assert!(said.starts_with("hello\n"), "{said}");
 }

@@ -23,7 +23,7 @@ mod wire;
 
 pub use client::{ChainClient, ClusterClient, ClusterClientConfig, ConnectedClient, Spoken};
 pub use hello::{Guard, client_secret};
-pub use logfile::LogKind;
+pub use logfile::{LogKind, NEW_LOG};
 pub use node::{ClusterNode, ClusterNodeConfig};
 pub use remora_replica::bounds::MAX_VALUE;
 pub use remora_replica::chain::{ChainOutcome, ChainRefusal, Extent, Transaction, Tuple};

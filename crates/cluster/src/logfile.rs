@@ -66,6 +66,9 @@ const AHEAD: u64 = 16 << 20;
 const LOW: u64 = 8 << 20;
 const PIECE: u64 = 1 << 20;
 
+/// Bytes that a new log takes, with what it reserves. With fewer the disk counts as full from the start.
+pub const NEW_LOG: u64 = ROOM + AHEAD;
+
 /// Bytes from which on an append is long.
 const LONG: usize = 64 << 10;
 

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use remora_cluster::{ChainClient, ClusterClient, ClusterClientConfig, NodeStatus};
+use remora_cluster::{ChainClient, ClusterClient, ClusterClientConfig, NEW_LOG, NodeStatus};
 
 use super::process::{Process, beside};
 use super::settings::ClusterSettings;
 use crate::StudyError;
+use crate::format::bytes;
 
 /// What a cluster's node's first line says when it can be reached; its address follows.
 pub const CLUSTER_READY: &str = "remora cluster node ready at ";
@@ -40,6 +41,7 @@ impl ClusterProcesses {
     pub fn start_captured(dir: &Path, settings: ClusterSettings, pcap: Option<&Path>) -> Result<Self, StudyError> {
         let (nodes, runs) = (settings.addresses.iter().map(|_| None).collect(), vec![0; settings.addresses.len()]);
         let mut this = Self { dir: dir.to_path_buf(), settings, nodes, pcap: pcap.map(Path::to_path_buf), runs };
+        this.check_room()?;
         for node in 0..this.len() {
             this.spawn_node(node)?;
         }
@@ -47,6 +49,21 @@ impl ClusterProcesses {
             node.await_up(this.patience(START))?;
         }
         Ok(this)
+    }
+
+    /// Whether logs that are not there yet have room: on a disk that is full from the start no view is ever agreed on.
+    fn check_room(&self) -> Result<(), StudyError> {
+        let new = (0..self.len()).filter(|node| !self.dir.join(format!("node-{node}")).join("log").exists()).count();
+        let needed = new as u64 * NEW_LOG;
+        match free(&self.dir) {
+            Some(free) if free < needed => Err(StudyError::Failed(format!(
+                "the logs of {new} new nodes take {} in {}, and its disk has {} left: name another --dir, or make room",
+                bytes(needed),
+                self.dir.display(),
+                bytes(free)
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// How many nodes.
@@ -137,15 +154,42 @@ impl ClusterProcesses {
                     break;
                 }
                 if Instant::now() > end {
-                    let said = status.map_or("it does not answer".into(), |status| format!("{status:?}"));
-                    let after = patience.as_secs();
-                    return Err(StudyError::Failed(format!("node {node} does not serve after {after} s: {said}")));
+                    let (why, after) = (self.why_not(status), patience.as_secs());
+                    return Err(StudyError::Failed(format!("node {node} does not serve after {after} s: {why}")));
                 }
                 thread::sleep(Duration::from_millis(20));
             }
         }
         Ok(())
     }
+}
+
+impl ClusterProcesses {
+    /// Why a node does not serve, by what it says of itself.
+    fn why_not(&self, status: Option<NodeStatus>) -> String {
+        let list =
+            |set: u64| (0..64).filter(|n| set >> n & 1 == 1).map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
+        let full = free(&self.dir).is_some_and(|free| free < NEW_LOG);
+        match status {
+            None => "it does not answer".into(),
+            Some(status) if status.full != 0 => {
+                format!("the disk of node {} is full ({}): make room", list(status.full), self.dir.display())
+            }
+            Some(_) if full => format!("the disk of {} is full: make room", self.dir.display()),
+            Some(NodeStatus { epoch, members, .. }) => {
+                let (dir, all) = (self.dir.display(), self.len());
+                let members = list(members);
+                format!("in epoch {epoch} the members are {members} of {all}: see `remora cluster status --dir {dir}`")
+            }
+        }
+    }
+}
+
+/// Bytes that are left on a directory's disk, if that is known.
+fn free(dir: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(dir).ok()?;
+    // One without a bound says that it has nothing at all.
+    (disk.f_blocks > 0).then_some(disk.f_bavail * disk.f_frsize)
 }
 
 impl Drop for ClusterProcesses {
@@ -171,17 +215,35 @@ mod tests {
     use super::*;
     use crate::nodes::ClusterShape;
 
+    /// A cluster whose nodes do not run.
+    fn processes(dir: &Path, nodes: u8) -> ClusterProcesses {
+        let (dir, shape) =
+            (dir.join(nodes.to_string()), ClusterShape { nodes: Some(nodes), ..ClusterShape::default() });
+        let settings = ClusterSettings::open(&dir, &shape).expect("settings");
+        let (nodes, runs) = ((0..nodes).map(|_| None).collect(), Vec::new());
+        ClusterProcesses { dir, settings, nodes, pcap: None, runs }
+    }
+
+    #[test]
+    fn why_a_node_does_not_serve_is_said_in_words() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let cluster = processes(dir.path(), 3);
+        let why = |status| cluster.why_not(status);
+        assert_eq!(why(None), "it does not answer");
+        let full = why(Some(NodeStatus { full: 0b101, ..NodeStatus::default() }));
+        assert!(full.starts_with("the disk of node 0, 2 is full (") && full.ends_with("): make room"), "{full}");
+        // Where the tests' own disk is not full.
+        let alone = why(Some(NodeStatus { epoch: 2, members: 0b11, ..NodeStatus::default() }));
+        assert!(
+            alone.starts_with("in epoch 2 the members are 0, 1 of 3: see `") || alone.contains(" is full"),
+            "{alone}"
+        );
+    }
+
     #[test]
     fn patience_grows_with_the_nodes() {
         let dir = tempfile::tempdir().expect("a directory");
-        let patience = |nodes: u8| {
-            let shape = ClusterShape { nodes: Some(nodes), ..ClusterShape::default() };
-            let settings = ClusterSettings::open(&dir.path().join(nodes.to_string()), &shape).expect("settings");
-            let (dir, runs) = (PathBuf::new(), Vec::new());
-            let nodes = (0..nodes).map(|_| None).collect();
-            ClusterProcesses { dir, settings, nodes, pcap: None, runs }.patience(START)
-        };
-        let [few, many] = [3, 16].map(patience);
+        let [few, many] = [3, 16].map(|nodes| processes(dir.path(), nodes).patience(START));
         assert!(few > START && many >= few + 13 * EACH);
     }
 }

@@ -131,10 +131,16 @@ impl ClusterSettings {
     }
 
     fn write(&self, dir: &Path) -> Result<(), StudyError> {
-        let failed = |e: std::io::Error| StudyError::Failed(format!("making the cluster in {}: {e}", dir.display()));
-        fs::create_dir_all(dir).map_err(failed)?;
+        let failed = |path: &Path, e: std::io::Error| {
+            StudyError::Failed(format!(
+                "starting the cluster in {}: cannot write {}: {e}",
+                dir.display(),
+                path.display()
+            ))
+        };
         for node in 0..self.addresses.len() {
-            fs::create_dir_all(dir.join(format!("node-{node}"))).map_err(failed)?;
+            let node = dir.join(format!("node-{node}"));
+            fs::create_dir_all(&node).map_err(|e| failed(&node, e))?;
         }
         let addresses: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
         let text = json!({
@@ -151,9 +157,11 @@ impl ClusterSettings {
         });
         // For clients in other programs: who has it is no node.
         let clients = format!("{}\n", hex(&client_secret(&self.secret)));
-        put(dir, CLIENT_SECRET, &clients)
-            .and_then(|()| put(dir, "cluster.json", &format!("{text:#}\n")))
-            .map_err(failed)
+        for (name, text) in [(CLIENT_SECRET, clients), ("cluster.json", format!("{text:#}\n"))] {
+            let path = dir.join(name);
+            put(&path, &text).map_err(|e| failed(&path, e))?;
+        }
+        Ok(())
     }
 
     /// What the directory has.
@@ -233,13 +241,23 @@ fn hex(secret: &Secret) -> String {
     secret.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Puts a file in the place of the one of that name, if there is one. It is for the owner alone.
-fn put(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
-    let new = dir.join(format!("{name}.new"));
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, dir.join(name))
+/// Puts a file in the place of the one of that name, if there is one that says something else: on a disk that is full what
+/// is there already is enough. It is for the owner alone.
+fn put(path: &Path, text: &str) -> std::io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|there| there == text) {
+        return Ok(());
+    }
+    let mut name = path.as_os_str().to_os_string();
+    name.push(".new");
+    let written = || {
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&name)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&name, path)
+    };
+    written().inspect_err(|_| {
+        let _ = fs::remove_file(&name);
+    })
 }
 
 #[cfg(test)]
@@ -261,6 +279,12 @@ mod tests {
         assert!(ClusterSettings::open(dir.path(), &shape(Some(3), None)).is_err());
         assert!(ClusterSettings::open(dir.path(), &shape(None, Some(Model::Event))).is_err());
         assert!(found.secret != [0; 32]);
+        // What says the same already is not written again, which a disk that is full would refuse.
+        let number =
+            |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(dir.path().join(name)).expect("there"));
+        let before = ["cluster.json", CLIENT_SECRET].map(number);
+        ClusterSettings::open(dir.path(), &shape(None, None)).expect("settings");
+        assert_eq!(before, ["cluster.json", CLIENT_SECRET].map(number));
         let clients = fs::read_to_string(dir.path().join(CLIENT_SECRET)).expect("the clients' secret");
         assert_eq!(remora_cluster::parse_secret(clients.trim()), found.client().secret);
         let chain = ClusterShape { chain: Some(4096), ..ClusterShape::default() };
