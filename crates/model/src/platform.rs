@@ -177,7 +177,11 @@ impl Platform {
         if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
             return Err(failed(too_long()));
         }
-        Self::parse(name_or_path, &std::fs::read_to_string(path).map_err(failed)?)
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        Self::parse(name_or_path, &text).map_err(|error| match text.lines().any(|line| line.trim() == "[[access]]") {
+            true => PlatformError::Operation { file: name_or_path.into() },
+            false => error,
+        })
     }
 
     /// Parses a file's text; `file` is what messages call it.

@@ -37,10 +37,12 @@ impl Deployers {
                 let list: Vec<_> = addresses.iter().map(IpAddr::to_string).collect();
                 (addresses.contains(&client), format!("clients at {}", list.join(", ")))
             }
-            Self::Token(token) => (
-                proof.is_some_and(|proof| token.verify(request, proof)),
-                "clients with its token (--token FILE)".into(),
-            ),
+            Self::Token(token) if proof.is_some_and(|proof| !token.verify(request, proof)) => {
+                return Err(
+                    "the token that was given (--token FILE) is not the node's (its --deployers token:FILE)".into()
+                );
+            }
+            Self::Token(_) => (proof.is_some(), "clients with its token (--token FILE)".into()),
         };
         match may {
             true => Ok(()),
@@ -137,6 +139,8 @@ mod tests {
         assert!(!check(&[b"deploy", b"a", b"bc"], None));
         let other = DeployToken::new(b"0123456789abcdeX").unwrap().prove(&[b"deploy", b"a", b"bc"]);
         assert!(!check(&[b"deploy", b"a", b"bc"], Some(&other)));
+        let why = |proof| who.check([127, 0, 0, 1].into(), &[b"deploy", b"a", b"bc"], proof).unwrap_err();
+        assert!(why(Some(&other)).contains("is not the node's") && why(None).contains("only clients with its token"));
         assert!(DeployToken::new(b"short").is_err());
         assert_eq!(format!("{token:?}"), "DeployToken");
     }

@@ -13,6 +13,12 @@ pub enum PlatformError {
         /// The names there are.
         known: String,
     },
+    /// A file for `remora where`.
+    #[error("{file} is an operation, no platform: ask `remora where {file} --on PLATFORM`")]
+    Operation {
+        /// The file.
+        file: String,
+    },
     /// The file cannot be read.
     #[error("cannot read {file}: {source}")]
     Read {
@@ -43,6 +49,11 @@ pub enum PlatformError {
         /// What is wrong with it.
         problem: Problem,
     },
+}
+
+/// What may have been misspelt.
+fn meant((like, line): &(String, usize)) -> String {
+    format!(": is it [{like}], with a value in line {line}, that should be it?")
 }
 
 /// What is wrong with a value.
@@ -150,6 +161,11 @@ pub enum Problem {
         known: String,
     },
     /// A placement without its device's section.
-    #[error("the placement needs a section [{0}]")]
-    NoDevice(&'static str),
+    #[error("the placement needs a section [{name}]{}", like.as_ref().map_or(String::new(), meant))]
+    NoDevice {
+        /// The section that it needs.
+        name: &'static str,
+        /// One with nearly this name that nothing has read, and its first line.
+        like: Option<(String, usize)>,
+    },
 }

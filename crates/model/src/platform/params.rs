@@ -184,6 +184,14 @@ impl Params {
         }
     }
 
+    /// A section beside this one that nothing has read so far and that has nearly its name, and the line of its first value.
+    pub(crate) fn unread_like(&self, name: &str) -> Option<(String, usize)> {
+        let unread = self.params.iter().filter(|param| param.used.get().is_none());
+        let sections = unread.filter_map(|param| Some((param.path.rsplit_once('.')?.0, param.line)));
+        let (section, line) = sections.into_iter().find(|(section, _)| edits(section, name) <= 2)?;
+        Some((section.into(), origin(&self.origins, &self.file, line).1))
+    }
+
     /// The line of a word.
     pub(crate) fn word_line(&self, path: &str) -> Option<usize> {
         self.words.iter().find(|word| word.path == path).map(|word| word.line)
@@ -193,6 +201,19 @@ impl Params {
         let (file, line) = origin(&self.origins, &self.file, line);
         PlatformError::At { file, line, key: key.into(), problem }
     }
+}
+
+/// How many letters have to be changed, added or left out to make one name of the other (Levenshtein's distance).
+fn edits(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (n, letter) in one.bytes().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], n + 1);
+        for (m, wanted) in other.bytes().enumerate() {
+            let best = (before + usize::from(letter != wanted)).min(row[m] + 1).min(row[m + 1] + 1);
+            before = std::mem::replace(&mut row[m + 1], best);
+        }
+    }
+    row[other.len()]
 }
 
 /// The file that a line comes from, and the line there.

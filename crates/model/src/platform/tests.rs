@@ -67,7 +67,8 @@ fn mistakes_name_file_line_and_key() {
             1,
             "host.dram.colour: nothing reads this key",
         ),
-        ("[host.dram]", "[host.sram]", 0, "host.dram"),
+        ("[host.dram]", "[host.sram]", 0, "needs a section [host.dram]: is it [host.sram], with a value in line "),
+        ("[host.cache]", "[host.cash]", 0, "needs a section [host.cache]: is it [host.cash], "),
         (
             pcie,
             &pcie.replace("ns", "GB"),
@@ -96,7 +97,7 @@ fn mistakes_name_file_line_and_key() {
         let place = format!("x.toml, line {}", line + below);
         assert!(message.contains(expected), "{message}\nshould say: {expected}");
         assert!(message.starts_with("x.toml, line "), "{message}");
-        if !["[host.dram]"].contains(&from) {
+        if !["[host.dram]", "[host.cache]"].contains(&from) {
             assert!(message.starts_with(&place), "{message}\nshould be at {place}");
         }
     }
@@ -231,4 +232,14 @@ proptest::proptest! {
             proptest::prop_assert!(e.to_string().starts_with("x.toml, line "), "{}", e);
         }
     }
+}
+
+#[test]
+fn an_operation_is_no_platform_and_said_to_be_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("op.toml");
+    let text = "title = \"x\"\nrequest = \"32 B\"\n\n[[access]]\ncount = 1\nsize = \"64 B\"\nkind = \"read\"\n";
+    std::fs::write(&file, text).unwrap();
+    let said = Platform::load(file.to_str().unwrap()).unwrap_err().to_string();
+    assert!(said.contains("op.toml is an operation, no platform: ask `remora where "), "{said}");
 }

@@ -706,7 +706,7 @@ pub(super) fn needed<T>(
         Some(section) => Ok(section),
         None => {
             let line = params.word_line(placement).unwrap_or(1);
-            Err(params.error(line, placement, Problem::NoDevice(name)))
+            Err(params.error(line, placement, Problem::NoDevice { name, like: params.unread_like(name) }))
         }
     }
 }
