@@ -1,6 +1,7 @@
 //! `remora platform`.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use remora_model::platform::{AccelDevice, NicDevice, Platform, PlatformError};
 
@@ -111,7 +112,9 @@ pub fn run(what: &PlatformCommand) -> Result<(), Failure> {
         PlatformCommand::New { name, nic } => new(name, *nic)?,
         PlatformCommand::Show { platform } => folded(&show(&Platform::load(platform)?)),
         PlatformCommand::Export { platform, name } => export(platform, name.as_deref())?,
-        PlatformCommand::Diff { one, other } => folded(&diff(&Platform::load(one)?, &Platform::load(other)?)),
+        PlatformCommand::Diff { one, other } => {
+            folded(&diff(&Platform::load(one)?, &Platform::load(other)?, heads([one, other])))
+        }
     };
     print(&text)
 }
@@ -163,9 +166,16 @@ fn with_status(value: &str, status: &str) -> String {
     format!("{before}status = {status:?}{after}")
 }
 
+/// What platforms are called of which one may be a copy of the other: as on the command line, files by their names if those
+/// tell them apart.
+fn heads(given: [&String; 2]) -> [&str; 2] {
+    let names = given.map(|path| Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or(path));
+    if names[0] == names[1] { given.map(String::as_str) } else { names }
+}
+
 /// Values that one has and the other has not, or has otherwise.
-fn diff(one: &Platform, other: &Platform) -> String {
-    let mut out = format!("{:<34} {:>20} {:>20}\n", "", one.name, other.name);
+fn diff(one: &Platform, other: &Platform, [ours, theirs]: [&str; 2]) -> String {
+    let mut out = format!("{:<34} {ours:>20} {theirs:>20}\n", "");
     let paths = one.params.iter().chain(other.params.iter()).map(|param| param.path.clone());
     let paths: std::collections::BTreeSet<String> = paths.collect();
     let value = |platform: &Platform, path: &str| {
@@ -178,7 +188,7 @@ fn diff(one: &Platform, other: &Platform) -> String {
         }
     }
     if out.lines().count() == 1 {
-        out = format!("{} and {} have the same values.\n", one.name, other.name);
+        out = format!("{ours} and {theirs} have the same values.\n");
     }
     out
 }

@@ -148,7 +148,7 @@ fn round_json(round: &Round) -> serde_json::Value {
 
 fn table(validation: &Validation, machine: &Machine, count: usize, rounds: &[Round]) -> String {
     let mut out = format!(
-        "{:<20}{:<4}{:<9}{:>10}{:>10}{:>6}{:>6}{:>8}{:>6}\n",
+        "{:<20}{:<5}{:<9}{:>10}{:>10}{:>6}{:>6}{:>8}{:>6}\n",
         "operation", "link", "place", "predicted", "measured", "error", "p99", "64/s", "error"
     );
     for cell in &validation.cells {
@@ -156,7 +156,7 @@ fn table(validation: &Validation, machine: &Machine, count: usize, rounds: &[Rou
         let operation = format!("{operation} {}", parameter.map_or(String::new(), |n| n.to_string()));
         let _ = writeln!(
             out,
-            "{operation:<20}{link:<4}{way:<9}{:>10}{:>10}{:>6}{:>6}{:>8}{:>6}",
+            "{operation:<20}{link:<5}{way:<9}{:>10}{:>10}{:>6}{:>6}{:>8}{:>6}",
             time(p50_ns.0),
             time(p50_ns.1),
             percent(cell.latency_error()),
@@ -289,6 +289,7 @@ mod tests {
         let table = table(&validation, &Machine::describe(), 1, &[]);
         let rows: Vec<&str> = table.lines().filter(|line| line.ends_with('%') || line.ends_with("error")).collect();
         assert_eq!(rows.len(), validation.cells.len() + validation.systems.len() + 2, "{table}");
+        assert!(table.starts_with("operation") && table.contains(" link place "), "{table}");
         assert!(rows.iter().all(|row| row.chars().count() <= WIDTH), "{}", rows.join("\n"));
     }
 }

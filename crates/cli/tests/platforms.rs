@@ -156,6 +156,12 @@ fn a_platform_is_exported_changed_and_told_apart() {
     std::fs::write(directory.path().join("mine.toml"), &text).unwrap();
     let same = succeeds(directory.path(), &["platform", "diff", "strom-10g", "mine.toml"]);
     assert_eq!(same.lines().count(), 1, "{same}");
+    // A copy has the same name inside: what tells the two apart is the file.
+    let copy = text.replace("value = 4, unit = \"count\"", "value = 3, unit = \"count\"").replace("[4, 4]", "[3, 4]");
+    std::fs::write(directory.path().join("copy.toml"), copy).unwrap();
+    let copy = succeeds(directory.path(), &["platform", "diff", "mine.toml", "copy.toml"]);
+    let head = copy.lines().next().unwrap_or_default();
+    assert!(head.contains(" mine.toml ") && head.ends_with(" copy.toml"), "{copy}");
     let other = succeeds(directory.path(), &["platform", "diff", "strom-10g", "strom-100g"]);
     assert!(other.lines().count() > 1 && other.contains("nic."), "{other}");
     // An operation that comes with the program, by its name.

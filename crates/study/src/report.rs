@@ -152,6 +152,18 @@ impl Report {
         })
     }
 
+    /// What wire bytes leave out, if it shows.
+    pub(crate) fn lent_note(&self) -> Option<String> {
+        let is_short = |row: &Row| {
+            let bytes = row.parameter.filter(|_| row.operation.unit() == Some("bytes")).unwrap_or(0);
+            row.link == LinkKind::Shm && row.in_flight_1.wire_bytes_per_op < bytes as f64
+        };
+        self.rows.iter().any(is_short).then(|| {
+            "Over shm long payload goes by reference, from one process's memory to the other's: wire bytes leave it out."
+                .into()
+        })
+    }
+
     /// Operations done in all.
     fn verified(&self) -> u64 {
         let rings = self.rows.iter().filter_map(Row::of_rings).map(|(_, row)| row);

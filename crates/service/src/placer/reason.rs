@@ -50,7 +50,7 @@ pub struct Reason {
     pub placement: Placement,
     /// Why.
     pub why: Why,
-    /// Nanoseconds of a call at each place as far as they are measured, in the order of [`Placement::ALL`].
+    /// Nanoseconds of a call at each place as far as they are measured, by now and not when the place was chosen, in the order of [`Placement::ALL`].
     pub costs: [Option<f32>; PLACES],
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Reason {
         let known = Placement::ALL.into_iter().zip(self.costs);
         let known = known.filter_map(|(place, cost)| Some((place, cost?)));
         for (n, (place, ns)) in known.enumerate() {
-            f.write_str(if n == 0 { "; a call takes " } else { ", " })?;
+            f.write_str(if n == 0 { "; by now a call takes " } else { ", " })?;
             match ns {
                 ns if !ns.is_finite() => write!(f, "no end at the {place}")?,
                 ns if ns < 1e4 => write!(f, "{:.2} us at the {place}", ns / 1e3)?,

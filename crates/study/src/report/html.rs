@@ -381,6 +381,9 @@ fn conditions(page: &mut String, report: &Report) {
         ("Loading", format!("{:.1} s", setup.load_s)),
         ("Measuring", format!("{:.1} s, {} s for each number in flight", setup.measure_s, setup.cell_s)),
     ];
+    if let Some(note) = report.lent_note() {
+        facts.push(("Wire bytes", escape(&note)));
+    }
     if let Some(note) = report.trace_note() {
         facts.push(("Trace", escape(&note)));
     }

@@ -61,6 +61,9 @@ fn measured(report: &Report) -> String {
     if let Some(note) = report.repeated_note() {
         wrap(&mut out, 2, "", &note);
     }
+    if let Some(note) = report.lent_note() {
+        wrap(&mut out, 2, "", &note);
+    }
     out += "  * lowest median latency with 1 in flight, and the second is 5 % away at least\n\nIn short\n";
     for summary in summarise(&report.verdicts) {
         let name = format!("{} over {}: ", summary.operation, summary.link);
@@ -168,6 +171,7 @@ mod tests {
     use super::*;
     use crate::format::WIDTH;
     use crate::report::testing::sample;
+    use remora_real::LinkKind;
 
     #[test]
     fn every_line_fits_and_every_row_is_there() {
@@ -184,6 +188,10 @@ mod tests {
         }
         assert!(text.contains("list over udp: "), "{text}");
         assert!(text.contains("every result verified"));
+        assert!(text.contains("wire bytes leave it"), "values of 4096 bytes by some hundred");
+        let udp =
+            Report { rows: report.rows.into_iter().filter(|row| row.link == LinkKind::Udp).collect(), ..sample() };
+        assert!(!table(&udp).contains("by reference"));
     }
 
     #[test]
