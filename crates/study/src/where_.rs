@@ -173,6 +173,24 @@ pub fn missing(platform: &Platform, operation: &Operation, goal: Goal) -> Option
     far.then(|| format!("{name} has no section [host.sockets]: how far the other socket's memory is, is not known"))
 }
 
+/// What a reader of an answer must know of its figures, a sentence each.
+pub fn notes(operation: &Operation, answer: &Answer) -> Vec<String> {
+    let mut notes = vec!["* by the screen, without interrupts".to_string()];
+    let (loss, engine) = (operation.clients.loss, !answer.world.is_empty());
+    if loss > 0.0 {
+        notes.push(match engine {
+            true => "the table is without lost packets; what the engine says is with them".into(),
+            false => "warning: lost packets are left out, as the engine does not run this operation".into(),
+        });
+    }
+    if let (Load::Closed(under_way), most, true) = (operation.load, world::most(&operation.clients), engine)
+        && under_way > most
+    {
+        notes.push(format!("the engine runs with {most} of {under_way} under way"));
+    }
+    notes
+}
+
 /// Decides; `None` if the platform has no placement.
 pub fn decide(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Option<Answer> {
     decide_until(platform, operation, options, &|| false)
@@ -188,7 +206,12 @@ pub fn decide_until(
     let goal = options.goal;
     let mut ranking = rank(platform, operation, options);
     let least = goal.cost(ranking.first()?);
-    let close = |candidate: &&Candidate| options.simulated > 0 && goal.cost(candidate) <= CLOSE * least;
+    // The screen knows nothing of lost packets: with them the engine has to say how far places lie apart. Of a load that a
+    // place does not carry it would say how long one looked.
+    let close = |candidate: &&Candidate| {
+        let cost = goal.cost(candidate);
+        options.simulated > 0 && cost.is_finite() && (operation.clients.loss > 0.0 || cost <= CLOSE * least)
+    };
     let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
     let simulated = close.iter().take_while(|_| !stop()).filter_map(|&place| {
         let path = path_of(platform, operation, place, (options.link, options.engines))?;
@@ -218,7 +241,9 @@ pub fn decide_until(
     // Flips are held against the engine wherever it has a word, though the screen has decided.
     let asked = options.flips > 0 && options.simulated > 0 && world::runs(platform, operation);
     let engine: Option<&flips::Engine<'_>> = if asked { Some(&engine) } else { None };
-    let flips = flips::find(platform, operation, &ranking, options, engine);
+    // Where no place carries the load, none is the best until another is.
+    let carried = ranking.first().is_some_and(|best| options.cost(best).is_finite());
+    let flips = if carried { flips::find(platform, operation, &ranking, options, engine) } else { Vec::new() };
     let Open { intervals, certainty, contributions } = open;
     let mut answer = Answer {
         decided: certainty >= CERTAIN,

@@ -357,8 +357,7 @@ impl Board {
 
     /// When a NIC should next build packets, if it has enough on its way already.
     pub fn transmit_later(&self, nic: usize, now: Ps) -> Option<Ps> {
-        // Twice what a DMA read takes, and more, keeps the wire busy.
-        let ahead = Ps(2 * self.spec.nic.pcie.read_latency) + Ps::from_us(2);
+        let ahead = self.spec.send_ahead();
         let end = self.nics[nic].wire.free();
         (end > now + ahead).then(|| end - ahead)
     }

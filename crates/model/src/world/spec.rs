@@ -167,6 +167,12 @@ impl MachineSpec {
         }
     }
 
+    /// How long a NIC's wire is busy with what it has sent when it sends no more for now.
+    pub fn send_ahead(&self) -> Ps {
+        // Twice what a DMA read takes, and more, keeps the wire busy.
+        Ps(2 * self.nic.pcie.read_latency) + Ps::from_us(2)
+    }
+
     /// How many NICs it has.
     pub(super) fn nics(&self) -> usize {
         usize::from(self.nics.max(1))

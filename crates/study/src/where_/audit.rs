@@ -1,5 +1,6 @@
 //! [`decide`] held against the engine over random operations: how far its word goes. Half of them have one client with a
-//! number of calls under way; the others have several, unequal ones, come at a rate, or lose packets.
+//! number of calls under way; the others have several, unequal ones with more queue pairs or fewer, come at a rate, or lose
+//! packets.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
@@ -21,6 +22,10 @@ const POINTS: usize = 64;
 const APART: f64 = 1.1;
 /// Of every so many operations the nearest flip point is asked for.
 const FLIPS: u64 = 10;
+/// Of every so many what places serve at most is held against the engine, with as much under way as that takes: where the
+/// screen has a place serve this part of it then.
+const FULL: u64 = 5;
+const NEARLY: f64 = 0.85;
 /// For every so many operations one is looked for that open values leave uncertain, among so many at most; as many points
 /// are drawn for the answer as an answer has otherwise, and so many values anew to hold it against.
 const DOUBTFUL: u64 = 4;
@@ -85,6 +90,8 @@ pub struct Audit {
     pub p50_off: [f64; 3],
     /// The same of operations a second.
     pub rate_off: [f64; 3],
+    /// What the screen says that places serve at most, over what the engine serves with as much under way as it takes.
+    pub most_off: [f64; 3],
     /// Flip points in platform values that the engine confirms on both sides.
     pub flips: Tally,
     /// By certainty, to the nearest tenth from 0 to 1: whether the place named is best or level by the engine with values
@@ -132,6 +139,7 @@ pub fn audit(
             .map(quantiles)
     };
     [all.p50_off, all.rate_off] = off(None);
+    all.most_off = quantiles(found.iter().flat_map(|found| &found.most).copied().collect());
     for kind in Who::ALL {
         let mut group = Audit::default();
         found.iter().filter(|found| found.kind == Some(kind)).for_each(|found| group.add(found.audit.clone()));
@@ -193,6 +201,8 @@ struct Found {
     /// How far the screen's medians and rates are off.
     p50: Vec<f64>,
     rates: Vec<f64>,
+    /// The same of what places serve at most.
+    most: Vec<f64>,
 }
 
 impl Point for Tried<'_> {
@@ -228,8 +238,10 @@ impl Point for Tried<'_> {
 fn random(platform: &Platform, rng: &mut ChaCha8Rng) -> (Who, Operation) {
     // Between two powers of two, all powers alike.
     let mut power = |low: u64, high: u64| (1u64 << (low + below(rng, high - low + 1))) as f64;
-    let (elements, value, state, under_way) = (power(0, 4), power(6, 12), power(20, 33), power(0, 6));
+    let (elements, value, state, under_way) = (power(0, 4), power(6, 12), power(20, 33), power(0, 8) as u32);
     let (machines, threads, lost) = (power(1, 4) as u32, power(0, 2) as u32, power(0, 6));
+    let connections = power(0, 17) as u64;
+    let one = under_way.min(world::most(&Clients::default()));
     let access = |count, bytes| Access { count, bytes, kind: Kind::Read, dependent: true };
     let mut operation = Operation {
         title: String::new(),
@@ -244,18 +256,23 @@ fn random(platform: &Platform, rng: &mut ChaCha8Rng) -> (Who, Operation) {
         skew: 0.0,
         writes: 0.0,
         memory: Memory::Host,
-        load: Load::Closed(under_way as u32),
+        load: Load::Closed(one),
         clients: Clients::default(),
     };
     // From a part of 1024 to all but one.
     let part = (1 + below(rng, 1022)) as f64 / 1024.0;
-    let mut load = format!("{under_way} under way");
+    let mut load = format!("{one} under way");
     let kind = match below(rng, 6) {
         0..3 => Who::One,
         3 => {
             // None has more under way than a modelled client takes.
-            operation.clients = Clients { machines, threads, skew: 1.5 * part, ..Clients::default() };
-            load += &format!(" of {machines} clients of {threads} threads, unequal by {:.2}", 1.5 * part);
+            let connections = connections.max(u64::from(machines * threads));
+            let (skew, connections) = (1.5 * part, Some(connections));
+            operation.clients = Clients { machines, threads, skew, connections, ..Clients::default() };
+            let under_way = under_way.min(world::most(&operation.clients));
+            operation.load = Load::Closed(under_way);
+            load = format!("{under_way} under way of {machines} clients of {threads} threads, unequal by {skew:.2}, ");
+            load += &format!("by {} queue pairs", operation.clients.queue_pairs());
             Who::Several
         }
         4 => {
@@ -281,7 +298,7 @@ const MOST_LOST: f64 = 1e-3;
 const SERVED: f64 = 0.9;
 
 fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), found: &mut Found) {
-    let Found { audit: all, p50, rates, .. } = found;
+    let Found { audit: all, p50, rates, most, .. } = found;
     let (simulated, flips) = (10 * calls(operation) as u32, usize::from(number.is_multiple_of(FLIPS)));
     let options = WhereOptions { points: POINTS, simulated, flips, seed, ..WhereOptions::default() };
     let screen = rank(platform, operation, &options);
@@ -296,6 +313,16 @@ fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), f
         if let Some(run) = of(&runs, candidate.place).filter(|_| served) {
             p50.push((candidate.p50_ns / run.p50_ns as f64 - 1.0).abs());
             rates.push((candidate.ops_per_s / run.ops_per_s - 1.0).abs());
+        }
+    }
+    if number.is_multiple_of(FULL) {
+        let full = Operation { load: Load::Closed(world::most(&operation.clients)), ..operation.clone() };
+        let runs = engine(platform, &full, seed);
+        for candidate in rank(platform, &full, &options) {
+            let is_full = candidate.ops_per_s > NEARLY * candidate.saturation_per_s;
+            if let Some(run) = of(&runs, candidate.place).filter(|_| is_full) {
+                most.push((candidate.saturation_per_s / run.ops_per_s - 1.0).abs());
+            }
         }
     }
     let right = |place: Placement| wins(&runs, place);
@@ -450,6 +477,7 @@ impl Audit {
         }
         group(["all; goal at the 90th", "", "", "10", "15"]);
         group(["all", "", "", &percent(&self.p50_off), &percent(&self.rate_off)]);
+        group(["served at most", "", "", "", &percent(&self.most_off)]);
         out += "(the screen's figures beside the engine's: median, 90th percentile, worst)\n";
         out += "\nHow sure it is, and how often that is right with values drawn anew:\n\n";
         for (tenth, found) in self.certainty.iter().enumerate().filter(|(_, found)| found.of > 0) {

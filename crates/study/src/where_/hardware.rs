@@ -21,7 +21,7 @@ use remora_wire::{Aeth, Reth};
 use message::Message;
 
 use super::operation::{Access, Kind, Memory, Operation};
-use super::path::{Path, Station};
+use super::path::{Merging, Path, Station, Until};
 use super::world;
 use remora_kernel::Placement;
 
@@ -37,7 +37,8 @@ const PARAM_BUS: f64 = 32.0;
 /// The way of an operation in a placement; `None` if the platform has no such place.
 pub fn path(platform: &Platform, operation: &Operation, place: Placement) -> Option<Path> {
     let machines = Machines::new(platform, operation)?;
-    let mut way = Way { machines: &machines, operation, path: Path::default() };
+    let path = Path { merging: machines.merging, ..Path::default() };
+    let mut way = Way { machines: &machines, operation, path };
     way.servers();
     match (place, platform.placements.nic, platform.placements.accel) {
         (Placement::Client, ..) => way.client(),
@@ -73,6 +74,7 @@ struct Machines {
     switch: u64,
     /// Bytes of payload in a packet.
     mtu: f64,
+    merging: Merging,
     /// Clients that the busiest of them stands for: their number, if all are alike.
     clients: f64,
     /// Bytes that a NIC reads if what it needs for a message is not there, and how often it is not: at a client, at the node.
@@ -84,6 +86,7 @@ impl Machines {
         let clients = &operation.clients;
         let spec = world::spec(platform, operation, 0).ok()?;
         let (shares, switch) = (spec.shares(), spec.switched());
+        let queue_pairs = f64::from(spec.clients) * f64::from(spec.queue_pairs);
         let PairSpec { client, node, mtu, .. } = spec;
         let state = platform.nic_state.as_ref().map(|state| {
             let [client, node] = world::served(clients).map(|served| NicStateParams::from(state).missing(served));
@@ -101,6 +104,7 @@ impl Machines {
             far: node.far.clone(),
             switch: switch.map_or(0, |switch| switch.latency.0),
             mtu: f64::from(mtu),
+            merging: Merging { ahead: ns(node.send_ahead().0), queue_pairs },
             client,
             node,
         })
@@ -388,6 +392,12 @@ impl Way<'_> {
         self.path.hold("compute", Station::HostCores, self.operation.cycles / host.clock * 1e9, 0.0);
         let fetched = self.issue(Side::Node, self.operation.reply);
         self.reply(fetched);
+        // Of several clients it takes no more calls than leave each its share of room: they wait for it, not in its NIC, where
+        // one acknowledgement would go for several.
+        if self.operation.clients.machines > 1 {
+            let merged = self.path.visits.iter_mut().filter(|visit| visit.waits == Until::Merged);
+            merged.for_each(|visit| visit.waits = Until::Nothing);
+        }
     }
 
     /// On an accelerator: the request is written to memory, and the coherent link tells the accelerator.

@@ -112,9 +112,9 @@ pub enum Until {
     Turn,
     /// Not at all: something else of it is served meanwhile.
     Nothing,
-    /// Not at all, and only if the station has time: what waits there goes with the next of its kind, as one acknowledgement
-    /// is for all messages before it.
-    Room,
+    /// Not at all, as an acknowledgement: where messages wait at their NIC because it has sent far ahead, one is for all of a
+    /// queue pair that wait.
+    Merged,
 }
 
 /// One stop on the way.
@@ -145,14 +145,31 @@ pub struct Visit {
 pub struct Demand {
     /// What it needs.
     pub needed: f64,
-    /// What it takes on top of that from a station that has nothing else to do: see [`Until::Room`].
+    /// What its acknowledgements take on top of that: see [`Until::Merged`].
     pub merged: f64,
 }
 
 impl Demand {
-    /// At so many operations a nanosecond.
-    pub fn at(self, per_ns: f64) -> f64 {
-        self.needed + self.merged * (1.0 - per_ns * self.needed).clamp(0.0, 1.0)
+    /// With this part of the acknowledgements.
+    pub fn with(self, part: f64) -> f64 {
+        self.needed + self.merged * part
+    }
+}
+
+/// What acknowledgements that go with others depend on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Merging {
+    /// How far ahead a NIC sends, in nanoseconds: what waits for its wire for longer waits in the NIC.
+    pub ahead: f64,
+    /// Queue pairs, each of which acknowledges for itself.
+    pub queue_pairs: f64,
+}
+
+impl Merging {
+    /// The part of acknowledgements that are sent, of messages that wait so long for the wire, so many a nanosecond: where
+    /// `n` of a queue pair wait in the NIC, one is for all of these.
+    pub fn part(self, wait: f64, per_ns: f64) -> f64 {
+        self.queue_pairs / (self.queue_pairs + per_ns * (wait - self.ahead).max(0.0)).max(1e-9)
     }
 }
 
@@ -163,11 +180,13 @@ pub struct Path {
     pub visits: Vec<Visit>,
     /// How many each station serves at once.
     pub servers: [f64; Station::COUNT],
+    /// How acknowledgements go with others.
+    pub merging: Merging,
 }
 
 impl Default for Path {
     fn default() -> Self {
-        Self { visits: Vec::with_capacity(64), servers: [1.0; Station::COUNT] }
+        Self { visits: Vec::with_capacity(64), servers: [1.0; Station::COUNT], merging: Merging::default() }
     }
 }
 
@@ -200,9 +219,9 @@ impl Path {
         self.waiting(what, station, (service, 0.0), Until::Nothing);
     }
 
-    /// As [`Path::aside`], if the station has time for it.
+    /// As [`Path::aside`], of an acknowledgement.
     pub fn merged(&mut self, what: &'static str, station: Station, service: f64) {
-        self.waiting(what, station, (service, 0.0), Until::Room);
+        self.waiting(what, station, (service, 0.0), Until::Merged);
     }
 
     fn waiting(&mut self, what: &'static str, station: Station, (service, after): (f64, f64), waits: Until) {
@@ -245,14 +264,13 @@ impl Path {
         }
     }
 
-    /// Mean time that one operation holds each station, of each of its servers: what it needs, and what it takes if the
-    /// station has time.
+    /// Mean time that one operation holds each station, of each of its servers, acknowledgements apart.
     pub fn demands(&self) -> [Demand; Station::COUNT] {
         let mut demands = [Demand::default(); Station::COUNT];
         for visit in &self.visits {
             if let Some(station) = visit.station {
                 let Demand { needed, merged } = &mut demands[station as usize];
-                let sum = if visit.waits == Until::Room { merged } else { needed };
+                let sum = if visit.waits == Until::Merged { merged } else { needed };
                 *sum += visit.chance * visit.held() * visit.servers / self.servers[station as usize];
             }
         }

@@ -46,13 +46,16 @@ pub fn evaluate(platform: &Platform, place: Placement, path: &Path, operation: &
     let busy = |station: usize| demands[station].needed;
     let binding = (0..Station::COUNT).max_by(|&a, &b| busy(a).total_cmp(&busy(b))).unwrap_or(0);
     let saturation = 1e9 / busy(binding).max(1e-9);
-    let (rate, wait) = match load {
-        Load::Closed(under_way) => closed(&demands, alone, f64::from(under_way)),
-        Load::Open(rate) => (rate.min(saturation), open(&demands, rate)),
+    let (rate, wait, parts) = match load {
+        Load::Closed(under_way) => closed((path, &demands), alone, f64::from(under_way)),
+        Load::Open(rate) => {
+            let (wait, parts) = open((path, &demands), rate);
+            (rate.min(saturation), wait, parts)
+        }
     };
     let missing = path.alone_missing().max(alone);
     let per_ns = rate / 1e9;
-    let utilisation = |station: Station| (per_ns * demands[station as usize].at(per_ns)).min(1.0);
+    let used = |station: usize| (per_ns * demands[station].with(parts[back(station)])).min(1.0);
     Candidate {
         place,
         alone_ns: alone,
@@ -62,11 +65,11 @@ pub fn evaluate(platform: &Platform, place: Placement, path: &Path, operation: &
         ops_per_s: rate,
         saturation_per_s: saturation,
         binding: name(path, binding),
-        utilisation: (per_ns * busy(binding)).min(1.0),
+        utilisation: used(binding),
         ops_per_joule: platform
             .power
             .as_ref()
-            .map(|power| rate / watts((platform, power), place, &operation.clients, utilisation)),
+            .map(|power| rate / watts((platform, power), place, &operation.clients, |station| used(station as usize))),
         parts: path.parts(),
     }
 }
@@ -76,17 +79,28 @@ fn name(path: &Path, station: usize) -> &'static str {
     station.map_or("nothing", Station::name)
 }
 
-/// Operations a second, and the wait of each in nanoseconds.
-fn closed(demands: &[Demand; Station::COUNT], alone: f64, under_way: f64) -> (f64, f64) {
-    let stations: Vec<&Demand> = demands.iter().filter(|demand| demand.at(0.0) > 0.0).collect();
+/// A way, and what it needs of each station.
+type Needs<'a> = (&'a Path, &'a [Demand; Station::COUNT]);
+
+/// The wires from client to node and back, and which of them acknowledgements pass that a station sends or receives.
+const WIRES: [Station; 2] = [Station::WireOut, Station::WireBack];
+
+fn back(station: usize) -> usize {
+    let back = [Station::NodeNicOut, Station::WireBack, Station::ClientNicIn];
+    usize::from(back.into_iter().any(|back| back as usize == station))
+}
+
+/// Operations a second, the wait of each in nanoseconds, and the part of acknowledgements that are sent on each wire.
+fn closed((path, demands): Needs<'_>, alone: f64, under_way: f64) -> (f64, f64, [f64; 2]) {
+    let stations: Vec<usize> = (0..Station::COUNT).filter(|station| demands[*station].with(1.0) > 0.0).collect();
     let mut queues = vec![under_way / stations.len().max(1) as f64; stations.len()];
     let others = (under_way - 1.0) / under_way;
-    let mut response = alone;
+    let (mut response, mut parts) = (alone, [1.0; 2]);
     for _ in 0..ITERATIONS {
         let per_ns = under_way / response;
         // Services of a station are alike: of the one under way half is left, not all of it as of an exponential one.
         let ahead = |each: f64, queue: f64| queue - (per_ns * each).min(1.0) / 2.0;
-        let each: Vec<f64> = stations.iter().map(|demand| demand.at(per_ns)).collect();
+        let each: Vec<f64> = stations.iter().map(|&at| demands[at].with(parts[back(at)])).collect();
         let time = |(&each, &queue): (&f64, &f64)| each * (1.0 + ahead(each, queue).max(0.0) * others);
         let times: Vec<f64> = each.iter().zip(&queues).map(time).collect();
         // What passes without a queue: waits, and the other servers' share of a service; less than nothing where more than
@@ -97,6 +111,12 @@ fn closed(demands: &[Demand; Station::COUNT], alone: f64, under_way: f64) -> (f6
         for (queue, time) in queues.iter_mut().zip(&times) {
             *queue = rate * time;
         }
+        for (part, wire) in parts.iter_mut().zip(WIRES) {
+            if let Some(at) = stations.iter().position(|at| *at == wire as usize) {
+                // Half of the way: less waits the less is sent.
+                *part = (*part + path.merging.part(times[at] - each[at], rate)) / 2.0;
+            }
+        }
         let moved = (next - response).abs();
         response = next;
         if moved < 1e-6 * response {
@@ -104,22 +124,29 @@ fn closed(demands: &[Demand; Station::COUNT], alone: f64, under_way: f64) -> (f6
         }
     }
     // Never more than the fullest station serves.
-    let fullest = stations.iter().map(|demand| demand.needed).fold(0.0, f64::max);
+    let fullest = stations.iter().map(|&at| demands[at].with(parts[back(at)])).fold(0.0, f64::max);
     let response = response.max(alone).max(under_way * fullest);
-    (under_way / response * 1e9, response - alone)
+    (under_way / response * 1e9, response - alone, parts)
 }
 
-/// The wait in nanoseconds at so many operations a second.
-fn open(demands: &[Demand; Station::COUNT], rate: f64) -> f64 {
+/// The wait in nanoseconds at so many operations a second, and the part of acknowledgements that are sent on each wire.
+fn open((path, demands): Needs<'_>, rate: f64) -> (f64, [f64; 2]) {
     let per_ns = rate / 1e9;
-    let wait = |demand: &Demand| {
-        let each = demand.at(per_ns);
-        match per_ns * each {
-            _ if per_ns * demand.needed >= 1.0 => f64::INFINITY,
-            busy => busy / (2.0 * (1.0 - busy)) * each,
-        }
+    let wait = |each: f64| match per_ns * each {
+        busy if busy >= 1.0 => f64::INFINITY,
+        busy => busy / (2.0 * (1.0 - busy)) * each,
     };
-    demands.iter().map(wait).sum()
+    let parts = WIRES.map(|wire| {
+        let part = |sent: f64| path.merging.part(wait(demands[wire as usize].with(sent)), per_ns);
+        // The more are sent the longer is the wait, and the fewer would be.
+        let (mut few, mut many) = (0.0, 1.0);
+        for _ in 0..40 {
+            let sent = (few + many) / 2.0;
+            if part(sent) > sent { few = sent } else { many = sent }
+        }
+        few
+    });
+    ((0..Station::COUNT).map(|at| wait(demands[at].with(parts[back(at)]))).sum(), parts)
 }
 
 /// What all the machines take: clients, a node and their NICs, and the node's accelerator. A processor's power is that of

@@ -87,7 +87,7 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
             continue;
         };
         held_more += held_by(visit) - 1;
-        let next = step(visit, at, &mut servers, &mut rng);
+        let next = step((visit, path.merging.ahead), at, &mut servers, &mut rng);
         queue.push(next, Turn { visit: turn.visit + 1, ..turn });
     }
     times.sort_unstable_by(f64::total_cmp);
@@ -99,7 +99,7 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
 }
 
 /// When the visit that begins at `at` is over.
-fn step(visit: &Visit, at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> Ps {
+fn step((visit, ahead): (&Visit, f64), at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> Ps {
     if visit.chance < 1.0 && uniform(rng) >= visit.chance {
         return at;
     }
@@ -111,7 +111,7 @@ fn step(visit: &Visit, at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> 
     let (start, end) = match visit.station {
         // It goes with a later one.
         Some(station)
-            if visit.waits == Until::Room && servers[station as usize].start(at, ps(service)) > at + ps(service) =>
+            if visit.waits == Until::Merged && servers[station as usize].start(at, ps(service)) > at + ps(ahead) =>
         {
             (at, at)
         }
@@ -121,7 +121,7 @@ fn step(visit: &Visit, at: Ps, servers: &mut [Server], rng: &mut ChaCha8Rng) -> 
     let goes_on = match visit.waits {
         Until::Served => end,
         Until::Turn => start,
-        Until::Nothing | Until::Room => at,
+        Until::Nothing | Until::Merged => at,
     };
     goes_on + ps(after)
 }

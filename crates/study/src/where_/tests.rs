@@ -321,18 +321,55 @@ fn the_screen_and_the_engine_count_the_same_joules() {
     }
 }
 
-/// One acknowledgement is for several messages where a wire is full, so that all of it is left for the others.
+/// A wire that is full carries an acknowledgement for each message, but for those that wait at a NIC together.
 #[test]
-fn what_is_said_to_be_served_at_most_is_no_less_than_the_engine_serves() {
-    let strom = strom();
-    for (place, under_way) in [(Placement::Nic, 128), (Placement::Host, 128), (Placement::Nic, 64)] {
-        let operation = Operation { load: Load::Closed(under_way), state: 1e6, ..operation(3.0, 64.0) };
-        let ranking = rank(&strom, &operation, &WhereOptions::default());
-        let most = ranking.iter().find(|candidate| candidate.place == place).unwrap().saturation_per_s;
-        let run = world::run(&strom, &operation, place, (20_000, 1)).expect("a chain of reads").unwrap();
-        assert!(run.ops_per_s < 1.01 * most, "{place}, {under_way} under way: {} of {most}", run.ops_per_s);
-        assert!(under_way < 128 || run.ops_per_s > 0.85 * most, "{place}: {} of {most}", run.ops_per_s);
+fn what_wires_carry_is_what_the_engine_has_them_carry() {
+    for (name, place) in [
+        ("strom-10g", Placement::Nic),
+        ("strom-10g", Placement::Host),
+        ("rambda", Placement::Host),
+        ("rambda", Placement::Accelerator),
+    ] {
+        let platform = Platform::load(name).unwrap();
+        for (machines, threads, under_way) in [(1, 1, 64), (1, 1, 128), (1, 8, 128), (2, 8, 128), (2, 8, 256)] {
+            let clients = Clients { machines, threads, ..Clients::default() };
+            let operation = Operation { clients, load: Load::Closed(under_way), state: 1e9, ..operation(2.0, 64.0) };
+            let ranking = rank(&platform, &operation, &WhereOptions::default());
+            let screen = ranking.iter().find(|candidate| candidate.place == place).unwrap();
+            let count = 30 * u64::from(under_way);
+            let run = world::run(&platform, &operation, place, (count, 1)).expect("a chain of reads").unwrap();
+            let what = format!("{name} {place}, {machines} x {threads}, {under_way} under way");
+            let off = [screen.p50_ns / run.p50_ns as f64 - 1.0, screen.ops_per_s / run.ops_per_s - 1.0];
+            assert!(off.iter().all(|off| off.abs() < 0.15), "{what}: {off:?} of {run:?}");
+            let most = screen.saturation_per_s / run.ops_per_s;
+            assert!(most > 0.93 && (under_way < 256 || most < 1.15), "{what}: {most} of {run:?}");
+        }
     }
+}
+
+/// What the screen does not know is the engine's to say, and where it says nothing, that is told.
+#[test]
+fn an_answer_says_what_its_figures_leave_out() {
+    let platform = Platform::load("rambda").unwrap();
+    let options = WhereOptions { simulated: 200, points: 1, flips: 1, ..WhereOptions::default() };
+    let said = |operation: &Operation| {
+        let answer = decide(&platform, operation, &options).unwrap();
+        let notes = notes(operation, &answer).join("\n");
+        (answer, notes)
+    };
+    let whole = operation(2.0, 64.0);
+    let clients = Clients { machines: 8, loss: 0.1, ..Clients::default() };
+    let (answer, lossy) = said(&Operation { clients, load: Load::Closed(8), ..whole.clone() });
+    assert_eq!((answer.by, answer.world.len()), (DecidedBy::Engine, answer.ranking.len()));
+    assert!(lossy.contains("the table is without lost packets"), "{lossy}");
+    let (_, computes) = said(&Operation { clients, cycles: 9.0, ..whole.clone() });
+    assert!(computes.contains("warning: lost packets are left out"), "{computes}");
+    let (_, many) = said(&Operation { load: Load::Closed(512), ..whole.clone() });
+    assert!(many.contains("with 128 of 512 under way") && !many.contains("lost"), "{many}");
+    let (flooded, _) = said(&Operation { load: Load::Open(1e9), ..whole.clone() });
+    assert!(flooded.line.contains("no place") && flooded.flips.is_empty(), "{flooded:?}");
+    let (_, plain) = said(&whole);
+    assert_eq!(plain, "* by the screen, without interrupts");
 }
 
 #[test]
@@ -394,7 +431,7 @@ fn templates_and_the_comparison_on_a_platform_give_the_same_figures() {
                 let screen = answer.ranking.iter().find(|candidate| candidate.place == row.placement).unwrap();
                 let off = [screen.p50_ns / engine.p50_ns as f64 - 1.0, screen.ops_per_s / engine.ops_per_s - 1.0];
                 let what = format!("{name} {template} {counts:?} {}, {under_way} under way", row.placement);
-                assert!(off[0].abs() < 0.12 && off[1].abs() < 0.2, "{what}: {off:?} of {engine:?}");
+                assert!(off[0].abs() < 0.12 && off[1].abs() < 0.15, "{what}: {off:?} of {engine:?}");
             }
         }
     }

@@ -100,7 +100,7 @@ pub fn is_whole(operation: &Operation) -> bool {
 }
 
 /// The most calls under way: of one client, and of all.
-fn most(clients: &Clients) -> u32 {
+pub(super) fn most(clients: &Clients) -> u32 {
     let busiest = clients.shares().first().copied().unwrap_or(1.0);
     ((f64::from(MOST_UNDER_WAY) / busiest) as u32).min(MOST_OF_ALL)
 }

@@ -136,7 +136,7 @@ impl Way<'_> {
         }
     }
 
-    /// A NIC acknowledges what it received; nobody waits for that, and where the wire is full one goes for several messages.
+    /// A NIC acknowledges what it received; nobody waits for that, and one goes for several messages that wait.
     pub(super) fn acknowledge(&mut self, from: Side) {
         let Machines { nic, wire: link, .. } = self.machines;
         let (out, wire, inward) = match from {
