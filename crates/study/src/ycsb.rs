@@ -116,6 +116,9 @@ pub enum Popularity {
     Uniform,
     /// Scrambled zipfian with this skew, between 0 and 1: popular records lie anywhere.
     Zipfian(f64),
+    /// Zipfian with this skew over the records themselves, scattered over them. YCSB's has ten billion ranks, whose tail
+    /// makes what is scattered over fewer records flatter.
+    Ranked(f64),
     /// Zipfian with this skew by age: the newest are the most popular.
     Latest(f64),
 }
@@ -176,6 +179,7 @@ impl Generator {
                 let space = if new == 0 { records } else { records.saturating_add(new).saturating_add(1) };
                 Chooser::Scrambled { zipfian: Zipfian::scrambled(theta), space }
             }
+            Popularity::Ranked(theta) => Chooser::Scrambled { zipfian: Zipfian::new(records, theta), space: records },
             Popularity::Latest(theta) => Chooser::Latest(Zipfian::new(records, theta)),
         };
         Self { rng: ChaCha8Rng::seed_from_u64(seed), mix, records, chooser }
@@ -419,6 +423,22 @@ mod tests {
                 likely(counts[record], DRAWS, expected[record], if rank < 2 { 0.002 } else { 0.05 }, &what);
             }
         }
+    }
+
+    #[test]
+    fn ranked_records_have_the_skew_of_their_own_number() {
+        // Of 10,000 records the hundredth part that is asked for most: of ranks that follow 1 / r^0.9 nearly half, of ten
+        // billion ranks that lie on them much less.
+        let share = |popularity| {
+            let mut generator = Generator::with(Mix::writes(0), popularity, 10_000, DRAWS, 7);
+            let mut counts = vec![0u64; 10_000];
+            (0..DRAWS).for_each(|_| counts[generator.record() as usize] += 1);
+            counts.sort_unstable();
+            counts[9_900..].iter().sum::<u64>() as f64 / DRAWS as f64
+        };
+        let by_hand = harmonic(100, 0.9) / harmonic(10_000, 0.9);
+        let (ranked, scrambled) = (share(Popularity::Ranked(0.9)), share(Popularity::Zipfian(0.9)));
+        assert!((ranked / by_hand - 1.0).abs() < 0.05 && scrambled < 0.5 * ranked, "{ranked}, {by_hand}, {scrambled}");
     }
 
     #[test]

@@ -53,6 +53,14 @@ impl DeviceWrites {
         Self { sets, ways, lines: vec![0; sets as usize * ways], chance: 1 }
     }
 
+    /// Full of these lines, as it is after a long run.
+    pub fn filled(mut self, lines: impl IntoIterator<Item = u64>) -> Self {
+        for line in lines {
+            self.place(line);
+        }
+        self
+    }
+
     /// A device writes whole lines from `address` on: when all are taken. Past the cache a line is read for ownership too.
     pub fn write(
         &mut self,
@@ -79,17 +87,19 @@ impl DeviceWrites {
 
     /// Puts a line into the cache; one that must leave for it goes to memory.
     fn fill(&mut self, at: Ps, line: u64, memory: &mut impl LineMemory) -> Ps {
+        self.place(line).map_or(at, |evicted| memory.write_line(at, evicted))
+    }
+
+    /// Puts a line into the cache: the one that left for it.
+    fn place(&mut self, line: u64) -> Option<u64> {
         self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let victim = (self.chance >> 33) as usize % self.ways;
         let set = self.set(line);
         if set.contains(&(line + 1)) {
-            return at;
+            return None;
         }
         let way = set.iter().position(|&tag| tag == 0).unwrap_or(victim);
-        match std::mem::replace(&mut set[way], line + 1) {
-            0 => at,
-            evicted => memory.write_line(at, evicted - 1),
-        }
+        std::mem::replace(&mut set[way], line + 1).checked_sub(1)
     }
 
     fn drop_line(&mut self, line: u64) {

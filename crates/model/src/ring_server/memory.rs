@@ -42,19 +42,26 @@ pub struct Host {
 }
 
 impl Host {
-    /// The host of a platform; `None` if it has no such memory.
-    pub fn new(platform: &Platform, memory: HostMemory, past_cache: bool) -> Option<Self> {
+    /// The host of a platform with so many rings; `None` if it has no such memory.
+    pub fn new(platform: &Platform, memory: HostMemory, past_cache: bool, rings: usize) -> Option<Self> {
         let lines = match memory {
             HostMemory::Dram => Lines::Dram(MemoryChannels::new(&(&platform.dram).into())),
             HostMemory::Persistent => Lines::Persistent(Nvm::new(&platform.nvm.as_ref()?.into())),
         };
         let ways = platform.ring_server.as_ref()?.ddio_ways;
+        // The processor's setting is off; packets to volatile memory carry the hint.
+        let destination = Destination::of(false, !past_cache);
+        // A run is too short to fill the cache, and what it then evicts is what devices cost persistent memory: rings that
+        // were written side by side filled it before.
+        let fills = memory == HostMemory::Persistent && destination == Destination::Cache;
+        let rings = if fills { rings as u64 } else { 0 };
+        let line = |ring, n| (RINGS + ring * RING_BYTES) / LINE + n;
+        let before = (0..RING_BYTES / LINE).flat_map(|n| (0..rings).map(move |ring| line(ring, n)));
         Some(Self {
             lines,
             cache: Cache::new(&(&platform.cache).into()),
-            devices: DeviceWrites::new(&platform.cache, ways),
-            // The processor's setting is off; packets to volatile memory carry the hint.
-            destination: Destination::of(false, !past_cache),
+            devices: DeviceWrites::new(&platform.cache, ways).filled(before),
+            destination,
             dram: Ps(platform.dram.latency),
             filled: Vec::new(),
         })

@@ -236,14 +236,15 @@ pub fn run(
     let mut world = World {
         queue: WheelQueue::with_capacity(4 * rings * window as usize),
         flights: vec![Flight::default(); rings * window as usize],
-        host: Host::new(platform, spec.memory, spec.past_cache).ok_or_else(|| lacks("persistent memory"))?,
+        host: Host::new(platform, spec.memory, spec.past_cache, rings).ok_or_else(|| lacks("persistent memory"))?,
         network,
         remote: Ps(costs.remote),
     };
     let mut served = match &spec.unit {
         Unit::Host(threads) => Served::Threads(Box::new(Threads::host(platform, threads, spec.seed))),
         Unit::Card(threads) => {
-            let card = Threads::card(platform, threads, spec.seed).ok_or_else(|| lacks("cores on its NIC"))?;
+            let mut card = Threads::card(platform, threads, spec.seed).ok_or_else(|| lacks("cores on its NIC"))?;
+            card.warm(load);
             Served::Threads(Box::new(card))
         }
         Unit::Accelerator(accel) => {

@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
 use super::memory::LINE;
-use super::{Event, RingAccess, World};
+use super::{Event, RingAccess, RingLoad, RingRequest, World};
 use crate::component::cache::{Cache, CacheAccess, CacheParams};
 use crate::component::memory::MemoryChannels;
 use crate::component::nic_cores::NicCoreParams;
@@ -138,6 +138,25 @@ impl Threads {
         Self { spec: *spec, costs, threads, near, chance: ChaCha8Rng::seed_from_u64(seed), name }
     }
 
+    /// Brings to the card what it keeps of the host's memory after a long run of such requests, for which a run is too short.
+    pub fn warm(&mut self, load: &mut dyn RingLoad) {
+        let Near::Card(card) = &mut self.near else { return };
+        let Some(kept) = &mut card.kept else { return };
+        let room = self.spec.cache_bytes / kept.line_bytes();
+        let (mut request, mut brought) = (RingRequest::default(), 0);
+        // What is asked for may be less than there is room for.
+        for _ in 0..4 * room {
+            request.accesses.clear();
+            load.next(&mut request);
+            let mut there =
+                |access: &&RingAccess| kept.access(access.address / kept.line_bytes(), CacheAccess::Load).hit;
+            brought += request.accesses.iter().filter(|access| !there(access)).count() as u64;
+            if brought >= room {
+                return;
+            }
+        }
+    }
+
     /// Something happens.
     pub fn event(&mut self, world: &mut World, now: Ps, event: Event) {
         match event {
@@ -175,7 +194,7 @@ impl Threads {
             world.queue.push(at, Event::Thread(number));
             return;
         }
-        let (mut free, mut here, mut any) = (now, now, false);
+        let (mut free, mut here, mut any, mut room) = (now, now, false, Ps::MAX);
         for index in 0..thread.batch.len() {
             let flight = thread.batch[index] as usize;
             let group: Vec<RingAccess> = world.flights[flight].group().to_vec();
@@ -183,14 +202,23 @@ impl Threads {
                 continue;
             }
             any = true;
-            free += self.costs.switch;
-            for access in group {
-                let (went_on, done) = self.near.access(world, &mut thread.misses, free, &access);
+            if !group[0].together {
+                free += self.costs.switch;
+            }
+            for (number, access) in group.iter().enumerate() {
+                // What the core has no miss for yet is asked for when it has: until then memory is the others'.
+                let start = thread.misses.start(free);
+                if number > 0 && start > free {
+                    world.flights[flight].next -= group.len() - number;
+                    room = room.min(start);
+                    break;
+                }
+                let (went_on, done) = self.near.access(world, &mut thread.misses, free, access);
                 (free, here) = (went_on, here.max(done));
             }
         }
         if any {
-            let end = free.max(here);
+            let end = free.max(here.min(room));
             thread.busy += end - now;
             world.queue.push(end, Event::Thread(number));
             return;

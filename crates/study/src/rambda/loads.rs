@@ -48,7 +48,7 @@ impl Store {
 
     /// Of pairs of 64 B.
     pub fn new(platform: &Platform, zipfian: bool, puts: u64, seed: u64) -> Self {
-        let popularity = if zipfian { Popularity::Zipfian(0.9) } else { Popularity::Uniform };
+        let popularity = if zipfian { Popularity::Ranked(0.9) } else { Popularity::Uniform };
         let mix = Mix::writes(puts.min(100) as u8);
         let hash = Ps(platform.ring_server.as_ref().map_or(0, |costs| costs.hash));
         Self { generator: Generator::with(mix, popularity, Self::PAIRS, 1, seed), hash, records: Self::PAIRS }

@@ -185,8 +185,13 @@ impl Lines<'_> {
 
     /// The first of the details of a point.
     pub(crate) fn detail(&self, figure: &str, line: &str, x: u64) -> Option<&str> {
+        self.details(figure, line, x)?.first().map(String::as_str)
+    }
+
+    /// All of them.
+    pub(crate) fn details(&self, figure: &str, line: &str, x: u64) -> Option<&[String]> {
         let figure = self.0.iter().find(|f| f.number == figure)?;
         let dot = figure.line(line)?.dots.iter().find(|dot| dot.x == x)?;
-        dot.details.first().map(String::as_str)
+        Some(&dot.details)
     }
 }
