@@ -230,6 +230,11 @@ impl Board {
         Ps::cycles(self.spec.work.logic_instruction.unwrap_or(0.0) * count as f64, clock)
     }
 
+    /// Bytes that a kernel gathers before it writes them.
+    pub fn gathered(&self) -> usize {
+        self.spec.gathered
+    }
+
     // Memory.
 
     fn pcie(&mut self, nic: usize) -> &mut Pcie {

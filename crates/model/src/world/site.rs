@@ -208,6 +208,10 @@ impl Memory for SiteMemory {
         region.write(va, data).map_err(fault)
     }
 
+    fn streamed_run(&self) -> usize {
+        self.site.hardware.borrow_mut().processor(self.site.processor).1.gathered()
+    }
+
     async fn compute(&self, instructions: u64) {
         self.site.instructions(instructions);
     }

@@ -54,7 +54,12 @@ pub struct MachineSpec {
     pub threads: Option<HierarchyParams>,
     /// What all its threads do for each message, one after the other.
     pub shared: Ps,
+    /// Bytes that a kernel beside its memory gathers before it writes them somewhere.
+    pub gathered: usize,
 }
+
+/// Bytes that a partition of StRoM's shuffling kernel gathers (section 6.4).
+const GATHERED: usize = 128;
 
 impl MachineSpec {
     /// A platform's node, for data of `state` bytes.
@@ -78,6 +83,7 @@ impl MachineSpec {
             jitter: None,
             threads: None,
             shared: Ps::ZERO,
+            gathered: GATHERED,
         })
     }
 

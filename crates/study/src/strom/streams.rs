@@ -5,10 +5,10 @@ use std::sync::Arc;
 use remora_kernel::Placement;
 use remora_kernel::hll::{HllParams, Sketch};
 use remora_kernel::shuffle::{Partition, Partitioner, ShuffleParams};
-use remora_kernel::{Status, op};
+use remora_kernel::{Call, Kernel, Memory, Status, op};
 use remora_memory::Region;
 use remora_model::time::Ps;
-use remora_model::world::Pair;
+use remora_model::world::{Pair, PairSpec};
 use remora_service::{Full, MAX_CALLS};
 use remora_store::hash;
 
@@ -26,6 +26,11 @@ const ESTIMATE_ERROR: f64 = 6.0 * 1.04 / 128.0;
 const COUNTED: u64 = 128 << 10;
 const AHEAD: u64 = 2;
 const ROUNDS: u64 = 6;
+/// MiB of values that are shuffled where the size of each write varies.
+pub(super) const SHUFFLED: u64 = 16;
+/// Bytes of resident values that one call reads at a time, and calls at least under way: as many reads hide PCIe's latency.
+const READ: usize = 4096;
+const READERS: u64 = 8;
 /// Distinct values that WRITEs carry, over and over.
 const VALUES: u64 = 1 << 17;
 
@@ -164,10 +169,22 @@ pub(super) fn partition_and_write(ground: &Ground, mib: u64) -> Result<Outcomes,
     Ok(whole(&pair, data.values.len() as u64, pair.now() - start))
 }
 
-/// The shuffling kernel on the NIC: the histogram and then the values as one payload stream.
+/// The shuffling kernel on the NIC.
 pub(super) fn shuffle(ground: &Ground, mib: u64) -> Result<Outcomes, ModelError> {
-    let mut pair = Pair::new(&ground.spec)?;
-    let data = Shuffling::new(&mut pair, mib, ground.seed)?;
+    shuffle_on(&ground.spec, mib, ground.seed)
+}
+
+/// The same on [`SHUFFLED`] MiB, where a partition gathers `bytes` for each write.
+pub(super) fn shuffle_runs(ground: &Ground, bytes: u64) -> Result<Outcomes, ModelError> {
+    let mut spec = ground.spec.clone();
+    spec.node.gathered = bytes as usize;
+    shuffle_on(&spec, SHUFFLED, ground.seed)
+}
+
+/// The histogram and then the values come as one payload stream.
+fn shuffle_on(spec: &PairSpec, mib: u64, seed: u64) -> Result<Outcomes, ModelError> {
+    let mut pair = Pair::new(spec)?;
+    let data = Shuffling::new(&mut pair, mib, seed)?;
     let params = ShuffleParams { bits: PARTITION_BITS, hashed: false, key: data.to.key() }.encode(&data.partitions);
     let (params, histogram) = params.split_at(ShuffleParams::LEN);
     let payload = [histogram, &data.values].concat();
@@ -193,6 +210,20 @@ fn many(pair: &Pair, bytes: u64, Transferred { measured: count, since, events, .
 
 /// HyperLogLog over payload streams, on the NIC or by so many threads of the host.
 pub(super) fn count_streams(ground: &Ground, placement: Placement, threads: u64) -> Result<Outcomes, ModelError> {
+    let mut pair = Pair::new(&counting(ground, placement, threads))?;
+    let from = source(&mut pair, &values(COUNTED / 8, ground.seed))?;
+    let params = HllParams { lg_k: LG_K, want_image: false, payload_is_image: false, registers: None }.encode();
+    let in_flight = AHEAD * threads.max(4);
+    let (warm_up, count) = (in_flight, ROUNDS * in_flight / AHEAD);
+    let mut submit =
+        |pair: &mut Pair, _, tag| pair.submit_stream(op::HYPERLOGLOG, &params, (&from, from.va(), COUNTED as u32), tag);
+    let transfers = Transfers::new(&mut pair, placement, &mut submit).checked(&miscounted).after(warm_up);
+    let done = transfers.run(in_flight, Until::Ended(warm_up + count), &mut |_| {})?;
+    Ok(many(&pair, COUNTED, done))
+}
+
+/// A pair whose node counts on its NIC or by so many threads of the host.
+fn counting(ground: &Ground, placement: Placement, threads: u64) -> PairSpec {
     let mut spec = ground.spec.clone();
     if placement == Placement::Host {
         spec.rpc_place = Placement::Host;
@@ -204,15 +235,44 @@ pub(super) fn count_streams(ground: &Ground, placement: Placement, threads: u64)
         spec.node.work.hyperloglog = spec.node.work.hyperloglog.map(|rate| rate * work);
         spec.node.core.cores = threads as u64;
     }
-    let mut pair = Pair::new(&spec)?;
-    let from = source(&mut pair, &values(COUNTED / 8, ground.seed))?;
-    let params = HllParams { lg_k: LG_K, want_image: false, payload_is_image: false, registers: None }.encode();
-    let in_flight = AHEAD * threads.max(4);
-    let (warm_up, count) = (in_flight, ROUNDS * in_flight / AHEAD);
-    let mut submit =
-        |pair: &mut Pair, _, tag| pair.submit_stream(op::HYPERLOGLOG, &params, (&from, from.va(), COUNTED as u32), tag);
-    let transfers = Transfers::new(&mut pair, placement, &mut submit).checked(&miscounted).after(warm_up);
-    let done = transfers.run(in_flight, Until::Ended(warm_up + count), &mut |_| {})?;
+    spec
+}
+
+/// HyperLogLog over values that lie in memory: parameters are address and key.
+#[derive(Clone)]
+struct Resident;
+
+impl Kernel for Resident {
+    async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        let number = |at: usize| call.params.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let Some((va, key)) = number(0).zip(number(8)) else { return Status::BadParams };
+        let Ok(mut sketch) = Sketch::new(LG_K) else { return Status::BadParams };
+        let mut values = [0; READ];
+        for at in (0..COUNTED).step_by(READ) {
+            if memory.read(key as u32, va + at, &mut values).await.is_err() {
+                return Status::AccessDenied;
+            }
+            sketch.insert_all(&values);
+        }
+        let Ok(reply) = call.grow_reply(16) else { return Status::BadParams };
+        reply[..8].copy_from_slice(&sketch.estimate().to_le_bytes());
+        reply[8..].copy_from_slice(&(COUNTED / 8).to_le_bytes());
+        Status::Ok
+    }
+}
+
+/// HyperLogLog over values in the node's memory, which the NIC reads over PCIe, or by so many threads of the host.
+pub(super) fn count_resident(ground: &Ground, placement: Placement, threads: u64) -> Result<Outcomes, ModelError> {
+    let spec = counting(ground, placement, threads);
+    let mut pair = Pair::with_kernels(&spec, Resident, &[op::HYPERLOGLOG])?;
+    let region = pair.alloc(COUNTED)?;
+    // In bounds: the region was made for them.
+    let _ = region.write(region.va(), &values(COUNTED / 8, ground.seed));
+    let params = [region.va().to_le_bytes(), u64::from(region.key()).to_le_bytes()].concat();
+    let in_flight = READERS.max(AHEAD * threads);
+    let mut submit = |pair: &mut Pair, _, tag| pair.submit(placement, op::HYPERLOGLOG, &params, tag);
+    let transfers = Transfers::new(&mut pair, placement, &mut submit).checked(&miscounted).after(in_flight);
+    let done = transfers.run(in_flight, Until::Ended(in_flight * (1 + ROUNDS)), &mut |_| {})?;
     Ok(many(&pair, COUNTED, done))
 }
 
@@ -284,6 +344,37 @@ mod tests {
         // Half the link: twice the time, where it binds.
         let [plain3, nic3, _] = times(&ground("strom-10g", &[("ethernet.rate", 0.625e9)]));
         assert!((plain3 / plain - 2.0).abs() < 0.03 && (nic3 / nic - 2.0).abs() < 0.03, "{plain3} {nic3}");
+    }
+
+    #[test]
+    fn scattered_writes_cost_pcie_their_headers() {
+        // Half a gigabyte a second, less than the wire brings.
+        let base = ground("strom-10g", &[("host.pcie.bandwidth", 0.5e9)]);
+        let [line, two, four] = [64, 128, 256].map(|gathered| {
+            let mut spec = base.spec.clone();
+            spec.node.gathered = gathered;
+            shuffle_on(&spec, 2, 42).unwrap().mean_ns
+        });
+        // With 24 B for each packet. What is gathered first waits for what comes, and what is left goes at the end.
+        for (time, bytes) in [(line, 64.0), (four, 256.0)] {
+            let by_hand = (bytes + 24.0) / bytes / (152.0 / 128.0);
+            assert!((time / two / by_hand - 1.0).abs() < 0.06, "{line} {two} {four}");
+        }
+    }
+
+    #[test]
+    fn resident_values_are_counted_as_fast_as_pcie_brings_them_or_threads_hash_them() {
+        let base = ground("strom-100g", &[]);
+        let rate =
+            |ground: &Ground, placement, threads| gbit_per_s(&count_resident(ground, placement, threads).unwrap());
+        // 15.75 GB/s, in packets of 256 B with 24 B more.
+        let nic = rate(&base, Placement::Nic, 1);
+        assert!((nic / (126.0 * 256.0 / 280.0) - 1.0).abs() < 0.04, "{nic} Gbit/s");
+        let narrow = ground("strom-100g", &[("host.pcie.bandwidth", 11.5e9)]);
+        let slow = rate(&narrow, Placement::Nic, 1);
+        assert!((nic / slow / (15.75 / 11.5) - 1.0).abs() < 0.03, "{slow} Gbit/s");
+        let (one, eight) = (rate(&base, Placement::Host, 1), rate(&base, Placement::Host, 8));
+        assert!((one / 5.0 - 1.0).abs() < 0.1 && (eight / 25.0 - 1.0).abs() < 0.1, "{one} and {eight} Gbit/s");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::reproduce::{self, FigureError};
 
 /// The figures of StRoM, in the paper's order.
-const STROM: [&str; 14] = [
+const STROM: [&str; 15] = [
     include_str!("../../../../studies/strom/fig5a.toml"),
     include_str!("../../../../studies/strom/fig5b.toml"),
     include_str!("../../../../studies/strom/fig5c.toml"),
@@ -16,6 +16,7 @@ const STROM: [&str; 14] = [
     include_str!("../../../../studies/strom/fig9f.toml"),
     include_str!("../../../../studies/strom/fig10.toml"),
     include_str!("../../../../studies/strom/fig11.toml"),
+    include_str!("../../../../studies/strom/fig11w.toml"),
     include_str!("../../../../studies/strom/fig12a.toml"),
     include_str!("../../../../studies/strom/fig12b.toml"),
     include_str!("../../../../studies/strom/fig12c.toml"),
@@ -91,8 +92,12 @@ pub enum Run {
     PartitionAndWrite,
     /// The shuffling kernel; x is MiB of values.
     Shuffle,
+    /// The shuffling kernel on some MiB of values; x is bytes that a partition gathers for each of its writes.
+    ShuffleRuns,
     /// The HyperLogLog kernel over payload streams; x is threads, of a place that has any.
     CountStreams,
+    /// HyperLogLog by a kernel that reads values which lie in the node's memory; x is threads, of a place that has any.
+    CountResident,
     /// WRITEs, many at a time, of which the NIC keeps a sketch as they pass; x is bytes.
     CountWrites,
     /// A call over TCP that walks a list; x is elements.
@@ -115,7 +120,7 @@ mod tests {
         let figures = |number| studies(number).unwrap().into_iter().map(|s| s.figure).collect::<Vec<_>>();
         assert_eq!(
             figures(None),
-            ["5a", "5b", "5c", "7", "8", "9", "9f", "10", "11", "12a", "12b", "12c", "13a", "13b"]
+            ["5a", "5b", "5c", "7", "8", "9", "9f", "10", "11", "11w", "12a", "12b", "12c", "13a", "13b"]
         );
         assert_eq!(figures(Some("5")), ["5a", "5b", "5c"]);
         assert_eq!(figures(Some("12b")), ["12b"]);

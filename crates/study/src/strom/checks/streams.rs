@@ -6,7 +6,10 @@ use crate::reproduce::{Lines, Trend};
 pub(super) fn trends(lines: &Lines<'_>) -> Vec<Trend> {
     let mut all = failures(lines);
     all.extend(shuffles(lines));
+    all.extend(fast_shuffle(lines));
+    all.extend(scattered(lines));
     all.extend(counts(lines));
+    all.extend(resident(lines));
     all.extend(counted_writes(lines));
     all
 }
@@ -85,6 +88,67 @@ fn shuffles(lines: &Lines<'_>) -> Vec<Trend> {
             ),
         },
     ]
+}
+
+/// Gbit/s of PCIe Gen3 x16, and bytes of a packet on it beside its payload (Neugebauer et al., SIGCOMM 2018).
+const PCIE: f64 = 126.0;
+const TLP: f64 = 24.0;
+
+/// What of PCIe is payload of writes, or of reads' completions, of so many bytes in packets of at most 256.
+fn payload_of_pcie(bytes: f64) -> f64 {
+    PCIE * bytes / (bytes + TLP * (bytes / 256.0).ceil())
+}
+
+fn fast_shuffle(lines: &Lines<'_>) -> Option<Trend> {
+    let (kernel, write) = (lines.get("11", "StRoM 100 G")?.pop()?.1, lines.get("11", "WRITE 100 G")?.pop()?.1);
+    Some(Trend {
+        figures: "11",
+        section: "7",
+        what: "at 100 Gbit/s the kernel's writes to random places leave too little of PCIe to keep up with the network",
+        holds: kernel > 1.1 * write,
+        evidence: format!(
+            "{:.3} times a WRITE of the same; with their headers alone writes of 128 B find {:.0} Gbit/s on PCIe",
+            kernel / write,
+            payload_of_pcie(128.0)
+        ),
+    })
+}
+
+fn scattered(lines: &Lines<'_>) -> Vec<Trend> {
+    let short = lines.at("11w", "StRoM 100 G", 64).map(|model| {
+        let what = "scattered writes of 64 B are bound by PCIe, by their headers";
+        Trend::by_hand(("11w", "6.4, 7", what), (model, payload_of_pcie(64.0), 0.05), "Gbit/s")
+    });
+    let slow = lines.get("11w", "StRoM 10 G").map(|slow| {
+        let (least, largest) = ends(&slow.iter().map(|(_, y)| *y).collect::<Vec<_>>());
+        Trend {
+            figures: "11w",
+            section: "6.4, 7",
+            what: "at 10 Gbit/s, with PCIe six times as fast as the network, the size of a scattered write does not matter",
+            holds: least > 0.97 * largest,
+            evidence: format!("{least:.2} to {largest:.2} Gbit/s"),
+        }
+    });
+    short.into_iter().chain(slow).collect()
+}
+
+/// One of the NIC's kernels reads 4 KB at a time; more requests than its tags allow wait.
+fn resident(lines: &Lines<'_>) -> Vec<Trend> {
+    let Some((threads, nic)) = lines.get("13a", "CPU, resident").zip(lines.get("13a", "StRoM, resident")) else {
+        return Vec::new();
+    };
+    let what = "over data in the host's memory the kernel is bound by PCIe alone, by the headers of what it reads";
+    let by_hand = Trend::by_hand(("13a", "5.2, 7", what), (most(&nic), payload_of_pcie(512.0), 0.05), "Gbit/s");
+    let Some(arriving) = lines.get("13a", "CPU") else { return vec![by_hand] };
+    let (least, largest) = ends(&ratios(&threads, &arriving));
+    let cores = Trend {
+        figures: "13a",
+        section: "7.2",
+        what: "what threads hash binds them, wherever the data come from",
+        holds: least > 0.9 && largest < 1.1,
+        evidence: format!("{least:.2} to {largest:.2} times as much of resident data as of arriving ones"),
+    };
+    vec![by_hand, cores]
 }
 
 fn counts(lines: &Lines<'_>) -> Vec<Trend> {
