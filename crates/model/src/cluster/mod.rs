@@ -148,6 +148,8 @@ enum Event {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     ask: WorkerAsk,
+    /// Whether its thread has begun a write.
+    writes: bool,
     since: Ps,
     communication: Ps,
 }
@@ -235,7 +237,7 @@ impl ModelCluster {
                 Event::Drained { node, job } => self.nodes[usize::from(node)].replica.done(now.0 / 1000, job),
                 Event::Answered { node, worker } => {
                     let pending = self.nodes[usize::from(node)].workers[usize::from(worker)].take();
-                    if let Some(Pending { ask, since, communication }) = pending {
+                    if let Some(Pending { ask, since, communication, .. }) = pending {
                         let latency = now - since;
                         let communication = communication.min(latency);
                         load.done(node, worker, &WorkerDone { ask, at: now, latency, communication });
@@ -275,7 +277,7 @@ impl ModelCluster {
     fn ask(&mut self, node: u8, worker: u16, load: &mut dyn WorkerLoad) {
         let Some(ask) = load.next(node, worker) else { return };
         let now = self.queue.now();
-        let pending = Pending { ask, since: now, communication: Ps::ZERO };
+        let pending = Pending { ask, writes: false, since: now, communication: Ps::ZERO };
         self.nodes[usize::from(node)].workers[usize::from(worker)] = Some(pending);
         let place = Place { node, on: Where::Host, thread: self.thread(node, worker) };
         self.ready(now, place, Task::Request(worker));
@@ -348,6 +350,11 @@ impl ModelCluster {
                 self.nodes[usize::from(at.node)].stalled.push_back((thread, task));
                 continue;
             }
+            if let Some(other) = self.instead(at, task) {
+                self.processor(other).queue.push_back((other.thread, task));
+                self.assign(now, other);
+                continue;
+            }
             self.processor(at).idle -= 1;
             self.execute(now, Place { thread, ..at }, task);
         }
@@ -363,6 +370,31 @@ impl ModelCluster {
             Some(Task::Done { job, .. }) => matches!(job, JobId::Cross(..)),
             _ => false,
         }
+    }
+
+    /// The thread that takes a peer's message or a worker's request instead of one that spins until its write is answered.
+    fn instead(&self, at: Place, task: u32) -> Option<Place> {
+        if !self.spec.readings.spin_on_acks || at.on == Where::Nic || !self.spins(at) {
+            return None;
+        }
+        let others = match self.tasks[task as usize].as_ref()? {
+            Task::Request(_) => true,
+            Task::Message { message, .. } => {
+                matches!(message.body, Body::Inv(_) | Body::Val(..) | Body::Persist(..) | Body::PersistVal(..))
+            }
+            _ => false,
+        };
+        let threads = self.spec.costs.host_cores as u8;
+        let mut rest = (1..threads).map(|n| Place { thread: (at.thread + n) % threads, ..at });
+        rest.find(|place| others && !self.spins(*place))
+    }
+
+    /// Whether a worker of this thread has begun a write that is not answered.
+    fn spins(&self, at: Place) -> bool {
+        let workers = self.nodes[usize::from(at.node)].workers.iter().zip(0..);
+        workers
+            .filter(|(pending, _)| pending.is_some_and(|pending| pending.writes))
+            .any(|(_, worker)| self.thread(at.node, worker) == at.thread)
     }
 
     /// A FIFO has an entry more: what waited for one comes first.

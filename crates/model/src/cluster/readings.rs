@@ -11,6 +11,9 @@ pub struct Readings {
     pub durable_apart: bool,
     /// A core that persists does other things meanwhile; usually it waits.
     pub persist_aside: bool,
+    /// A host's thread whose write waits for answers takes no other work meanwhile, unless all threads of the host wait so;
+    /// usually it takes what else comes.
+    pub spin_on_acks: bool,
     /// What a node persists goes to one device, one after the other; usually all at once.
     pub one_device: bool,
     /// Taking a message takes no time of a core beyond what it does; usually a dispatch.

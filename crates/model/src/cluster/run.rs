@@ -103,7 +103,8 @@ impl ModelCluster {
         match task {
             Task::Request(worker) => {
                 let Some(request) = self.request(run.node, worker) else { return };
-                let Some(pending) = &self.nodes[number].workers[usize::from(worker)] else { return };
+                let Some(pending) = &mut self.nodes[number].workers[usize::from(worker)] else { return };
+                pending.writes = !matches!(pending.ask, WorkerAsk::Read(_));
                 if let WorkerAsk::Read(key) | WorkerAsk::Write(key) = pending.ask {
                     (run.key, run.finds) = (key, true);
                 }

@@ -139,3 +139,23 @@ fn short_fifos_make_writes_wait() {
     let (one, three, many) = (mean(1), mean(3), mean(100));
     assert!(one > three && three >= many, "{one} {three} {many}");
 }
+
+#[test]
+fn a_thread_that_spins_leaves_its_peers_messages_to_another_and_all_end_even_if_all_spin() {
+    let asks: Vec<WorkerAsk> = (0..40).map(WorkerAsk::Write).collect();
+    let latencies = |deployment, (writers, workers), spin_on_acks| {
+        let readings = Readings { spin_on_acks, ..Readings::default() };
+        let mut script = Script::new(0..writers, &asks);
+        run(&ClusterSpec { readings, ..spec(Model::Synch, deployment, workers) }, &mut script);
+        assert_eq!(script.done.len(), 40 * usize::from(workers) * usize::from(writers));
+        script.done.iter().map(|done| done.latency.as_ns()).collect::<Vec<_>>()
+    };
+    let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+    // While one node writes nobody's messages come to a thread that spins.
+    assert_eq!(latencies(Deployment::Baseline, (1, 1), true), latencies(Deployment::Baseline, (1, 1), false));
+    let [spins, usual] = [true, false].map(|spins| latencies(Deployment::Baseline, (NODES, 2), spins));
+    assert!((mean(&spins) / mean(&usual) - 1.0).abs() > 0.005, "{} and {}", mean(&spins), mean(&usual));
+    latencies(Deployment::Baseline, (NODES, 5), true);
+    // What MINOS-O's peers send is for the NIC.
+    assert_eq!(latencies(offload(5), (NODES, 2), true), latencies(offload(5), (NODES, 2), false));
+}

@@ -30,7 +30,7 @@ pub(super) fn claims(figures: &[Figure], platform: &Platform) -> Vec<Claim> {
 
 /// Why MINOS-O gains less here: a write drains into every host twice, which MINOS-B does not have, and holds an entry of
 /// the dFIFO for 1.5 us.
-const RATIO: &str = "fitted to; both wait for the same persist, and more clients fill MINOS-B's cores, but MINOS-O's \
+const RATIO: &str = "both wait for the same persist, and more clients fill MINOS-B's cores, but MINOS-O's \
                      PCIe and five FIFO entries too (docs/measurements.md)";
 
 /// What goes in, in the row's unit.

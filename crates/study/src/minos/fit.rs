@@ -46,6 +46,9 @@ pub(super) fn minos(platform: &Platform, options: &MinosOptions) -> Result<(Plat
     let (dispatch, dispatch_fit) = fit(&platform, &["host.core.dispatch"], 0.73, |x| x, &most, to)?;
     platform = platform.with(&[("host.core.dispatch", dispatch)])?;
     fitted.push(dispatch_fit);
+    if !readings.fitted_to_headline {
+        return Ok((platform, fitted));
+    }
     // Section VIII-A: a write takes MINOS-B 2.1 times what it takes MINOS-O (MI-046), by what a NIC's core takes.
     let ratio = |platform: &Platform| -> Result<f64, PointError> {
         let of = |deployment| run(Setup { deployment, ..Setup::default() }, platform);

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn each_reading_moves_something_and_the_usual_one_nothing() {
         let table = readings(&MinosOptions { workers: None, ..options("12", 2) }, &mut |_| true).unwrap();
-        assert_eq!(table.outcomes.len(), table.readings.len() + 2);
+        assert_eq!(table.outcomes.len(), table.readings.len() + 3);
         let moved = |name: &str| {
             let outcome = table.outcomes.iter().find(|outcome| outcome.name == name).unwrap();
             outcome.moved.iter().map(|(_, by)| by.abs()).sum::<f64>()
@@ -210,7 +210,7 @@ mod tests {
             assert!(table.table().contains(reading.source), "{}", reading.name);
         }
         let cut = readings(&options("12", 1), &mut |progress| progress.done < 45).unwrap();
-        assert!(cut.incomplete.is_some_and(|why| why.contains("1 of 11")), "{:?}", cut.outcomes);
+        assert!(cut.incomplete.is_some_and(|why| why.contains("1 of 14")), "{:?}", cut.outcomes);
     }
 
     #[test]
