@@ -1,9 +1,11 @@
 //! Ordered indexes in a node's memory, in two parts: one that its host serves, one that its NIC serves.
 
+use std::time::Instant;
+
 use remora_kernel::btree::{EXISTS, FULL, LOCKED, Put, Shape};
 use remora_kernel::{Placement, Status};
 use remora_real::Error;
-use remora_service::{BorderClimber, IndexOp, IndexReply, IndexRouter};
+use remora_service::{BorderClimber, BorderKeeper, IndexOp, IndexReply, IndexRouter};
 use remora_store::btree::load_index;
 
 use crate::{Client, Result};
@@ -51,25 +53,32 @@ const LEAVES: u32 = 4;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Index(IndexRouter);
+pub struct Index {
+    router: IndexRouter,
+    /// Who says where the border should be, if this client keeps it.
+    keeper: Option<Box<BorderKeeper>>,
+}
 
 impl Index {
     /// Where its directory is: address, and key of the region. Whoever knows it can open the index, for as long as the client
     /// that loaded it is connected.
     pub fn place(&self) -> (u64, u32) {
-        self.0.place()
+        self.router.place()
     }
 
     /// The first key that the NIC serves, as this client knows it: after a move by another it may be an old one, which
     /// costs the first calls a round trip more. `u64::MAX` if it serves none.
     pub fn border(&self) -> u64 {
-        self.0.directory().split
+        self.router.directory().split
     }
 
     /// Has this client's calls run at one place, or each where its part is. At [`Placement::Client`] the client uses
-    /// one-sided verbs alone.
+    /// one-sided verbs alone. At one place no border is [kept](Self::keep_balanced) any more.
     pub fn run_at(&mut self, client: &mut Client, place: Option<Placement>) -> Result<()> {
-        client.idle()?.run_index_at(&mut self.0, place)
+        if place.is_some() {
+            self.keeper = None;
+        }
+        client.idle()?.run_index_at(&mut self.router, place)
     }
 
     /// The value of a key.
@@ -139,10 +148,35 @@ impl Index {
         Ok(())
     }
 
+    /// Keeps the border where this client's look-ups and writes are answered soonest from now on, as long as each runs where its
+    /// part is; if other clients keep the host or the NIC busy, or other keys are asked for, the border follows. Calls are timed,
+    /// and after one in sixteen at most a few leaves change over, until the border is where it is to be: that call takes as much
+    /// longer. Where what calls take differs from moment to moment, as on a machine with more to do than cores, it wanders. One
+    /// client of an index does this; scans are not timed.
+    ///
+    /// ```
+    /// # use remora::{Client, Node};
+    /// # fn main() -> remora::Result<()> {
+    /// # let node = Node::local()?;
+    /// # let mut client = Client::connect(node.address())?;
+    /// let mut index = client.load_index((0..1000).map(|key| (key, key * key)), 50)?;
+    /// index.keep_balanced(true);
+    /// for key in 0..1000 {
+    ///     assert_eq!(index.get(&mut client, key)?, Some(key * key));
+    /// }
+    /// println!("the NIC serves keys from {} on", index.border());
+    /// index.keep_balanced(false);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keep_balanced(&mut self, keep: bool) {
+        self.keeper = keep.then(Box::default);
+    }
+
     /// A part of [`move_border`](Self::move_border): at most so many leaves, by one call. [`border`](Self::border) says how
     /// far it came.
     pub fn step(&mut self, client: &mut Client, border: u64, leaves: u32) -> Result<u64> {
-        match client.idle()?.move_border(&mut self.0, Placement::Host, border, leaves)? {
+        match client.idle()?.move_border(&mut self.router, Placement::Host, border, leaves)? {
             Ok(moved) => Ok(moved),
             Err(LOCKED) => Ok(0),
             Err(status) => Err(refused(status)),
@@ -158,7 +192,20 @@ impl Index {
     }
 
     fn run(&mut self, client: &mut Client, op: IndexOp) -> Result<std::result::Result<IndexReply, Status>> {
-        client.idle()?.index(&mut self.0, op)
+        let (IndexOp::Get(key) | IndexOp::Put(key, ..) | IndexOp::Delete(key)) = op else {
+            return client.idle()?.index(&mut self.router, op);
+        };
+        let begun = self.keeper.is_some().then(Instant::now);
+        let result = client.idle()?.index(&mut self.router, op)?;
+        if let Some((keeper, begun)) = self.keeper.as_mut().zip(begun)
+            && let Some(target) = keeper.ended(key, begun.elapsed().as_nanos() as u64, self.router.directory().split)
+            && self.step(client, target, LEAVES).is_err()
+            && let Some(keeper) = &mut self.keeper
+        {
+            // The call has its result all the same; a connection that is lost says so with the next.
+            keeper.stay();
+        }
+        Ok(result)
     }
 }
 
@@ -185,11 +232,11 @@ impl Client {
         let shape = Shape { node_bytes: NODE_BYTES, fill: FILL };
         let places = [Placement::Host, Placement::Nic];
         let (at, directory) = load_index(shape, &pairs, split, places, (SPARE, OWNERS), self)?;
-        Ok(Index(IndexRouter::new((at.va, at.key), directory)))
+        Ok(Index { router: IndexRouter::new((at.va, at.key), directory), keeper: None })
     }
 
     /// Opens an index that another client has loaded: [`Index::place`] says where.
     pub fn open_index(&mut self, place: (u64, u32)) -> Result<Index> {
-        Ok(Index(self.idle()?.open_index(place)?))
+        Ok(Index { router: self.idle()?.open_index(place)?, keeper: None })
     }
 }

@@ -1,11 +1,13 @@
 //! An index in two parts, whose border moves while clients read, write and scan it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use remora::{Client, Index, Node, Placement, Status, TypedCall};
 use remora_kernel::btree::{MoveParams, NOT_OWNER};
 use remora_kernel::op;
+use remora_testing::eventually;
 
 /// Keys: each client writes those that are its number, modulo so many; nobody writes those of the last number.
 const CLIENTS: u64 = 4;
@@ -132,6 +134,34 @@ fn a_border_goes_where_most_calls_end() {
         assert!((found - best).abs() <= 300.0, "from {start} %: {found} and not {best}");
         assert_eq!(index.scan(&mut client, 0, 9999).expect("a scan").len(), keys.len());
     }
+}
+
+#[test]
+fn a_border_that_is_kept_follows_the_keys_that_are_asked_for() {
+    let node = Node::local().expect("node");
+    let mut client = Client::connect(node.address()).expect("connection");
+    // The host has all at first.
+    let mut index = client.load_index((0..KEYS).map(|key| (key, 3 * key)), 100).expect("an index");
+    index.keep_balanced(true);
+    let mut state = 1;
+    let mut ask = |index: &mut Index, keys: &Range<u64>, calls: u32| {
+        for _ in 0..calls {
+            let key = keys.start + random(&mut state) % (keys.end - keys.start);
+            assert_eq!(index.get(&mut client, key).expect("a call"), Some(3 * key));
+        }
+    };
+    // Whatever calls take, it tries to give the NIC a part of them, wherever they go.
+    for keys in [0..300, 600..900] {
+        eventually(format!("a border within {keys:?}"), || {
+            ask(&mut index, &keys, 500);
+            keys.contains(&index.border()).then_some(())
+        });
+    }
+    index.keep_balanced(false);
+    let border = index.border();
+    ask(&mut index, &(0..KEYS), 5000);
+    assert_eq!(index.border(), border);
+    assert_eq!(index.scan(&mut client, 0, u32::MAX).expect("a scan").len() as u64, KEYS);
 }
 
 /// A move by hand.

@@ -83,7 +83,9 @@ pub use ingress::{Ingress, Release, TakenCall};
 pub use kv_blocks::{KvBlock, KvBlocks, RESERVED_BLOCKS};
 pub use ledger::{Ledger, LedgerError, Reclaimed};
 pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};
-pub use placer::{BorderClimber, CallKind, Choice, Placer, PlacerCounts, Prior, Reason, Ticket, Why, is_result};
+pub use placer::{
+    BorderClimber, BorderKeeper, CallKind, Choice, Placer, PlacerCounts, Prior, Reason, Ticket, Why, is_result,
+};
 pub use ring_call::{RingCall, RingReply};
 pub use rings::{
     MAX_RING_PARAMS, RING_CALLS, RINGS, RingAsker, RingData, RingFault, RingPair, RingPost, Rings, TooManyRings,

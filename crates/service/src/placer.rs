@@ -16,6 +16,7 @@
 mod border;
 mod class;
 mod cost;
+mod keeper;
 mod reason;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use remora_kernel::{ConsistencyParams, GetParams, Placement, Status, TraversalPa
 pub use border::BorderClimber;
 pub use class::Ticket;
 use class::{Class, Env};
+pub use keeper::BorderKeeper;
 pub use reason::{Reason, Why};
 
 /// Nanoseconds of a world's clock.

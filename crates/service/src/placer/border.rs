@@ -60,12 +60,10 @@ impl BorderClimber {
         self.at
     }
 
-    /// A figure of where it stays.
+    /// A figure of where it stays. What changes little by little has changed, too.
     fn stayed(&mut self, rate: f64) {
-        let changed = self.rate.is_some_and(|before| (rate / before - 1.0).abs() > CHANGED);
-        self.rate = Some(rate);
-        if changed {
-            (self.step, self.failed) = (STEP, 0);
+        if self.rate.is_some_and(|before| (rate / before - 1.0).abs() > CHANGED) {
+            (self.rate, self.step, self.failed) = (Some(rate), STEP, 0);
         }
     }
 
@@ -146,6 +144,13 @@ mod tests {
         for step in 0..100 {
             assert_eq!(climber.measured(before(home) * (0.97 + 0.0006 * f64::from(step))), home);
         }
+        // What changes little by little has changed, too.
+        for step in 1..=4 {
+            climber.measured(before(home) * (1.0 - 0.03 * f64::from(step)));
+        }
+        assert!(!climber.is_settled());
+        settle(&mut climber, |share, _| 0.88 * before(share));
+        let home = climber.share();
         climber.measured(after(home));
         assert!(!climber.is_settled());
         settle(&mut climber, |share, _| after(share));
