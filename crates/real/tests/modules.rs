@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use remora_kernel::{Limits, Placement, Status};
-use remora_real::{Client, ClientConfig, DeployToken, Deployers, Error, Node, NodeConfig};
+use remora_real::{Client, ClientConfig, DeployToken, Deployers, Error, Node, NodeConfig, RingConfig};
 use remora_wasm::{Isolation, ModuleLimits};
 
 fn config(host: u8) -> NodeConfig {
@@ -52,10 +52,24 @@ fn word(client: &mut Client, placement: Placement, op: u64, params: &[u8]) -> (S
     (status, reply.try_into().map_or(0, u64::from_le_bytes))
 }
 
+fn word_by_ring(client: &mut Client, placement: Placement, op: u64, params: &[u8]) -> (Status, u64) {
+    client.submit_by_ring(placement, op, params, 7).expect("room");
+    let mut ended = None;
+    while ended.is_none() {
+        let done =
+            &mut |_, status, reply: &[u8]| ended = Some((status, reply.try_into().map_or(0, u64::from_le_bytes)));
+        client.poll(done).expect("connection");
+    }
+    ended.expect("an end")
+}
+
 #[test]
 fn a_module_runs_in_every_place_and_is_replaced_and_removed() {
     let node = Node::start(config(1)).expect("node");
     let mut client = client(&node, 2);
+    for placement in [Placement::Nic, Placement::Host] {
+        client.open_rings(placement, RingConfig::default()).expect("rings");
+    }
     let region = client.alloc(4096).expect("memory");
     client.write(&region, 8, &40u64.to_le_bytes()).expect("write");
     let params = [u64::from(region.key).to_le_bytes(), (region.va + 8).to_le_bytes()].concat();
@@ -76,8 +90,11 @@ fn a_module_runs_in_every_place_and_is_replaced_and_removed() {
                 "{placement:?}"
             );
             if placement != Placement::Client {
-                let denied = word(&mut client, placement, entry.op, &outside).0;
-                assert_eq!(denied, Status::AccessDenied, "{placement:?}, whatever the module makes of it");
+                let by_ring = word_by_ring(&mut client, placement, entry.op, &params);
+                assert_eq!(by_ring, (Status::Ok, 40 + u64::from(n)), "{placement:?}, by a ring");
+                for denied in [word, word_by_ring].map(|call| call(&mut client, placement, entry.op, &outside).0) {
+                    assert_eq!(denied, Status::AccessDenied, "{placement:?}, whatever the module makes of it");
+                }
             }
         }
     }
@@ -86,6 +103,7 @@ fn a_module_runs_in_every_place_and_is_replaced_and_removed() {
     client.remove_kernel("plus").expect("removed");
     assert_eq!(word(&mut client, Placement::Nic, listed[0].op, &params).0, Status::UnknownOp);
     assert_eq!(word(&mut client, Placement::Host, listed[0].op, &params).0, Status::UnknownOp);
+    assert_eq!(word_by_ring(&mut client, Placement::Nic, listed[0].op, &params).0, Status::UnknownOp);
     let Err(Error::Node { why, .. }) = client.remove_kernel("plus") else { panic!("it is gone") };
     assert!(why.contains("plus"), "{why}");
     let Err(Error::Node { why, .. }) = client.deploy_kernel("junk", b"no module", limits, Isolation::Reused, false)
