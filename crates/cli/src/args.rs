@@ -158,7 +158,8 @@ pub struct Compare {
     /// Where `auto` begins: what the model says of this machine, by the platform file that `remora probe` has written
     #[arg(long, value_name = "FILE", conflicts_with_all = ["on", "kernel"])]
     pub prior: Option<String>,
-    /// Measure calls to the NIC and the host by rings in memory too, beside RPC verbs and SENDs
+    /// Measure calls to the NIC and the host by rings in memory too, beside RPC verbs and SENDs; not with --kernel, whose
+    /// table has one row for each place
     #[arg(long, conflicts_with = "kernel")]
     pub rings: bool,
     /// Records from a file: key, tab and value on each line
