@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use remora_replica::chain::{ChainMarks, ChainMutation};
@@ -118,7 +118,7 @@ pub fn run(args: &StormChain) -> Result<(), Failure> {
     Ok(())
 }
 
-fn save(path: &PathBuf, report: &ChainStormReport) -> Result<(), Failure> {
+fn save(path: &Path, report: &ChainStormReport) -> Result<(), Failure> {
     if path.extension().is_some_and(|extension| extension == "json") {
         return write_file(path, &export::to_json(&report.history));
     }

@@ -79,6 +79,15 @@ impl ClusterSettings {
     /// What the directory has; a new cluster's are made as `shape` says. What `shape` says of an old one must agree.
     pub fn open(dir: &Path, shape: &ClusterShape) -> Result<Self, StudyError> {
         if !dir.join("cluster.json").exists() {
+            let log = (0..64).map(|node| dir.join(format!("node-{node}/log"))).find(|log| log.exists());
+            if let Some(log) = log {
+                return Err(StudyError::Failed(format!(
+                    "{} is missing, but {} is there: put the file back, as a new one would have another secret and \
+                     other settings than the cluster whose logs these are; or name another --dir",
+                    dir.join("cluster.json").display(),
+                    log.display()
+                )));
+            }
             let settings = Self::new(shape)?;
             settings.write(dir)?;
             return Ok(settings);
@@ -157,11 +166,18 @@ impl ClusterSettings {
         });
         // For clients in other programs: who has it is no node.
         let clients = format!("{}\n", hex(&client_secret(&self.secret)));
+<<<<<<< HEAD
         for (name, text) in [(CLIENT_SECRET, clients), ("cluster.json", format!("{text:#}\n"))] {
             let path = dir.join(name);
             put(&path, &text).map_err(|e| failed(&path, e))?;
         }
         Ok(())
+=======
+        put(dir, CLIENT_SECRET, &clients)
+            .and_then(|()| put(dir, "cluster.json", &format!("{text:#}\n")))
+            .and_then(|()| sync_names(dir))
+            .map_err(failed)
+>>>>>>> e2d0d61 (A cluster's directory is durable with its names, and logs whose cluster.json is missing get no new secret)
     }
 
     /// What the directory has.
@@ -260,6 +276,16 @@ fn put(path: &Path, text: &str) -> std::io::Result<()> {
     })
 }
 
+/// What has been made in a directory, and the directory itself, is there after a crash too: a log without its cluster's secret
+/// would be of no use.
+fn sync_names(dir: &Path) -> std::io::Result<()> {
+    let dir = dir.canonicalize()?;
+    fs::File::open(&dir)?.sync_all()?;
+    // Of one that this user may not list nothing can be said.
+    let parent = dir.parent().and_then(|parent| fs::File::open(parent).ok());
+    parent.map_or(Ok(()), |parent| parent.sync_all())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,6 +324,10 @@ mod tests {
         let open = ClusterSettings::open(dir.path(), &open).expect("settings");
         assert!(!open.sealed && open.client().secret.is_none());
         assert!(!ClusterSettings::read(dir.path()).expect("settings").sealed);
+        fs::write(dir.path().join("node-1/log"), "a log").expect("written");
+        fs::rename(dir.path().join("cluster.json"), dir.path().join("kept")).expect("moved");
+        let lost = ClusterSettings::open(dir.path(), &shape(None, None)).map(drop).map_err(|error| error.to_string());
+        assert!(lost.is_err_and(|error| error.contains("node-1/log")) && !dir.path().join("cluster.json").exists());
         fs::write(dir.path().join("cluster.json"), "{\"version\": 2}").expect("written");
         assert!(matches!(ClusterSettings::read(dir.path()), Err(StudyError::Failed(_))));
     }
