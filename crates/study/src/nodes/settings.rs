@@ -166,18 +166,11 @@ impl ClusterSettings {
         });
         // For clients in other programs: who has it is no node.
         let clients = format!("{}\n", hex(&client_secret(&self.secret)));
-<<<<<<< HEAD
         for (name, text) in [(CLIENT_SECRET, clients), ("cluster.json", format!("{text:#}\n"))] {
             let path = dir.join(name);
             put(&path, &text).map_err(|e| failed(&path, e))?;
         }
-        Ok(())
-=======
-        put(dir, CLIENT_SECRET, &clients)
-            .and_then(|()| put(dir, "cluster.json", &format!("{text:#}\n")))
-            .and_then(|()| sync_names(dir))
-            .map_err(failed)
->>>>>>> e2d0d61 (A cluster's directory is durable with its names, and logs whose cluster.json is missing get no new secret)
+        sync_names(dir).map_err(|e| failed(dir, e))
     }
 
     /// What the directory has.
