@@ -59,7 +59,11 @@ const CASES: &[Case] = &[
     (&["bench", "wasm", "--rounds", "1", "--seconds", "0.2"], "GETs over shared memory", "of 14 rows"),
     (&["bench", "model", "--rounds", "1"], " 20 %", "of 5 rows"),
     (&["bench", "neighbours", "--rounds", "1", "--seconds", "50ms"], " 14 %", "of 7 rows"),
-    (&["bench", "kv", "--pairs", "10k", "--batches", "1,8", "--seconds", "0.4", "--alone"], " 8 %", "of 12 rows"),
+    (
+        &["bench", "kv", "--pairs", "10k", "--batches", "1,8", "--seconds", "0.4", "--alone"],
+        "zipfian 0.9, 8",
+        "of 12 rows",
+    ),
     (&["bench", "dlrm", "--table", "1M", "--seconds", "0.9", "--alone"], "two cores", "of 7 rows"),
     (&["bench", "btree", "--keys", "20k", "--rounds", "3"], "scan of 100, 1 core", "of 24 rows"),
     (&["bench", "forge", "--packets", "1k", "--against", "node"], " 16 %", "of 6 rows"),
