@@ -410,7 +410,7 @@ fn templates_and_the_comparison_on_a_platform_give_the_same_figures() {
         for row in &on.rows {
             let (template, counts, bytes, state) = match (row.operation.name(), row.parameter) {
                 ("list", Some(elements @ ..=8)) => ("list", [elements as f64, 1.0], 64.0, 1e6),
-                ("get-hit", _) => ("get", [1.0, 1.0], 100.0, 1e6),
+                ("get-hit", _) => ("get", [1.0, 1.0], 91.0, 1e6),
                 ("tree-get", _) if row.placement == Placement::Client => ("btree", [1.0, 0.0], 512.0, 8e3),
                 ("tree-get", _) => ("btree", [2.0, 0.0], 512.0, 8e3),
                 ("sequencer", Some(1)) => ("counter", [1.0, 0.0], 8.0, 64.0),
@@ -431,9 +431,9 @@ fn templates_and_the_comparison_on_a_platform_give_the_same_figures() {
                 let screen = answer.ranking.iter().find(|candidate| candidate.place == row.placement).unwrap();
                 let off = [screen.p50_ns / engine.p50_ns as f64 - 1.0, screen.ops_per_s / engine.ops_per_s - 1.0];
                 let what = format!("{name} {template} {counts:?} {}, {under_way} under way", row.placement);
-                // Where a wire is full, a median is as long as the rate makes it, and how many acknowledgements go with
-                // others decides about both.
-                let median = if under_way == 1 { 0.12 } else { 0.15 };
+                // A host fills the wire in bursts: more acknowledgements go with others than by the mean wait, which decides
+                // about the rate and, as all wait for the wire, about the median.
+                let median = if under_way == 1 { 0.12 } else { 0.17 };
                 assert!(off[0].abs() < median && off[1].abs() < 0.15, "{what}: {off:?} of {engine:?}");
             }
         }
