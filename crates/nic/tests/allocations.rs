@@ -214,6 +214,72 @@ fn refer(
     some
 }
 
+/// Hands over what one side has to send, of which every 50th packet or so is lost, and as many change places with the next.
+fn lossy(now: u64, chance: &mut u64, (from, to): (&mut Side, &mut Side)) {
+    let mut draw = || {
+        *chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*chance >> 33) % 50
+    };
+    while from.nic.poll_transmit(now, &mut from.batch) {
+        let mut packets = from.batch.packets();
+        while let Some(packet) = packets.next() {
+            match draw() {
+                0 => continue,
+                1 if let Some(next) = packets.next() => to.nic.handle_packet(now, 0, from.ip, to.ip, next),
+                _ => {}
+            }
+            to.nic.handle_packet(now, 0, from.ip, to.ip, packet);
+        }
+    }
+}
+
+/// What is lost or comes too early is sent again, by selective repeat or by going back, out of room that is there.
+#[test]
+fn making_up_for_losses_does_not_allocate() {
+    const WARM: usize = 1500;
+    for selective in [true, false] {
+        let mut p = Pair::recovering([selective; 2], common::REGION, 1, Faults::default(), Setup::default());
+        let (mut chance, mut before) = (1, 0);
+        let (list, recv) = ([p.a.sge(0, 20_000)], [p.b.sge(65_536, 20_000)]);
+        let (va, rkey) = (p.b.va(0), p.b.key());
+        for round in 0..WARM + 300 {
+            // By then as much was out of order at once as may be.
+            if round == WARM {
+                before = ALLOCATIONS.get();
+            }
+            for op in [SendOp::Write { va, rkey }, SendOp::Read { va, rkey }, SendOp::Send] {
+                for id in 0..8 {
+                    if op == SendOp::Send {
+                        p.b.nic.post_recv(p.b.qp, id, &recv).expect("room");
+                    }
+                    p.a.send(&SendWr::new(id, op, Data::List(&list)));
+                }
+                let (mut done, mut turns) = (0, 0);
+                while done < 8 {
+                    turns += 1;
+                    assert!(turns < 100_000, "{op:?} does not end");
+                    p.now += 1000;
+                    lossy(p.now, &mut chance, (&mut p.a, &mut p.b));
+                    lossy(p.now, &mut chance, (&mut p.b, &mut p.a));
+                    p.a.nic.handle_timeout(p.now);
+                    p.b.nic.handle_timeout(p.now);
+                    while let Some(wc) = p.b.nic.poll_cq(p.b.cq) {
+                        assert_eq!(wc.status, WcStatus::Success);
+                    }
+                    while let Some(wc) = p.a.nic.poll_cq(p.a.cq) {
+                        assert_eq!(wc.status, WcStatus::Success);
+                        done += 1;
+                    }
+                    while p.a.nic.poll_event().is_some() || p.b.nic.poll_event().is_some() {}
+                }
+            }
+        }
+        assert_eq!(ALLOCATIONS.get() - before, 0, "selective repeat: {selective}");
+        let sent_again = p.a.nic.counters().retransmits;
+        assert!(sent_again > 1000, "{sent_again} packets were sent again");
+    }
+}
+
 /// Acknowledgements are owed until nothing else is to be done.
 #[test]
 fn owing_and_paying_acknowledgements_does_not_allocate() {
