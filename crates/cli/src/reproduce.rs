@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use clap::Subcommand;
 use remora_study::modelled::ModelError;
 use remora_study::reproduce::{
-    self, Cache, Mutation, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
+    self, Cache, Change, Mutation, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
 };
 use remora_study::{bluefield, dfabric, minos, rambda, strom};
 
@@ -21,7 +21,8 @@ Examples:
   remora reproduce strom --figure 7              one figure; 5 stands for 5a, 5b and 5c, 9 for 9 and 9f
   remora reproduce strom --csv out --report r.html
   remora reproduce strom --jobs 8 --no-cache
-  remora reproduce strom --mutate                what the trends catch when a value is wrong by a factor of two";
+  remora reproduce strom --mutate                what the trends catch when a value is wrong by a factor of two
+  remora reproduce strom --mutate=order          the same when queues are served out of turn";
 
 const MINOS_EXAMPLES: &str = "\
 Examples:
@@ -69,6 +70,30 @@ pub enum Reproduce {
     Dfabric(Common),
 }
 
+/// Which changes are tried.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Mutants {
+    /// All kinds
+    All,
+    /// Each value halved and doubled
+    Values,
+    /// Each component for nothing
+    Costs,
+    /// Each component's queues served out of turn
+    Order,
+}
+
+impl Mutants {
+    fn changes(self) -> &'static [Change] {
+        match self {
+            Self::All => &Change::ALL,
+            Self::Values => &[Change::Half, Change::Double],
+            Self::Costs => &[Change::Free],
+            Self::Order => &[Change::Order],
+        }
+    }
+}
+
 /// Options of every paper.
 #[derive(Debug, clap::Args)]
 pub struct Common {
@@ -90,9 +115,11 @@ pub struct Common {
     /// Where results are kept, so that a run that was broken off goes on [default: the user's cache directory]
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
     pub cache: Option<PathBuf>,
-    /// Halve and double each value of the platform, and drop the cost of each component: what the checks catch of that
-    #[arg(long, conflicts_with_all = ["csv", "report"])]
-    pub mutate: bool,
+    /// Halve and double each value of the platform, drop the cost of each component, serve each one's queues out of turn: what
+    /// the checks catch of that. Or one kind alone [default: all]
+    #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    #[arg(conflicts_with_all = ["csv", "report"])]
+    pub mutate: Option<Mutants>,
     /// Run everything anew and keep nothing
     #[arg(long)]
     pub no_cache: bool,
@@ -121,20 +148,22 @@ pub struct Minos {
 /// Runs it.
 pub fn run(what: &Reproduce) -> Result<(), Failure> {
     match what {
-        Reproduce::Strom(common) if common.mutate => {
-            mutants(common, &mut |common, progress| strom::mutate(&common, progress))
+        Reproduce::Strom(common) if common.mutate.is_some() => {
+            mutants(common, &mut |common, changes, progress| strom::mutate(&common, changes, progress))
         }
         Reproduce::Strom(common) => figures(common, &mut |common, progress| strom::reproduce(&common, progress)),
-        Reproduce::Rambda(common) if common.mutate => {
-            mutants(common, &mut |common, progress| rambda::mutate(&common, progress))
+        Reproduce::Rambda(common) if common.mutate.is_some() => {
+            mutants(common, &mut |common, changes, progress| rambda::mutate(&common, changes, progress))
         }
         Reproduce::Rambda(common) => figures(common, &mut |common, progress| rambda::reproduce(&common, progress)),
-        Reproduce::Dfabric(common) if common.mutate => {
-            mutants(common, &mut |common, progress| dfabric::mutate(&common, progress))
+        Reproduce::Dfabric(common) if common.mutate.is_some() => {
+            mutants(common, &mut |common, changes, progress| dfabric::mutate(&common, changes, progress))
         }
         Reproduce::Dfabric(common) => figures(common, &mut |common, progress| dfabric::reproduce(&common, progress)),
-        Reproduce::Minos(minos) if minos.common.mutate => {
-            mutants(&minos.common, &mut |common, progress| minos::mutate(&minos.options(common), progress))
+        Reproduce::Minos(minos) if minos.common.mutate.is_some() => {
+            mutants(&minos.common, &mut |common, changes, progress| {
+                minos::mutate(&minos.options(common), changes, progress)
+            })
         }
         Reproduce::Minos(minos) if minos.readings => {
             let all = shown(&minos.common, &mut |common, progress| minos::readings(&minos.options(common), progress))?;
@@ -147,8 +176,8 @@ pub fn run(what: &Reproduce) -> Result<(), Failure> {
         Reproduce::Minos(minos) => {
             figures(&minos.common, &mut |common, progress| minos::reproduce(&minos.options(common), progress))
         }
-        Reproduce::Bluefield(common) if common.mutate => {
-            mutants(common, &mut |common, progress| bluefield::mutate(&common, progress))
+        Reproduce::Bluefield(common) if common.mutate.is_some() => {
+            mutants(common, &mut |common, changes, progress| bluefield::mutate(&common, changes, progress))
         }
         Reproduce::Bluefield(common) => {
             figures(common, &mut |common, progress| bluefield::reproduce(&common, progress))
@@ -171,6 +200,10 @@ impl Minos {
 type Run<'a, T> =
     dyn FnMut(ReproduceOptions, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<T, ReproduceError> + 'a;
 
+/// How a paper's mutants of some kinds are tried.
+type Mutate<'a> = dyn FnMut(ReproduceOptions, &[Change], &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Mutation, ReproduceError>
+    + 'a;
+
 fn figures(args: &Common, reproduce: &mut Run<'_, Reproduction>) -> Result<(), Failure> {
     let all = shown(args, reproduce)?;
     publish(&all, args)?;
@@ -180,8 +213,9 @@ fn figures(args: &Common, reproduce: &mut Run<'_, Reproduction>) -> Result<(), F
     }
 }
 
-fn mutants(args: &Common, mutate: &mut Run<'_, Mutation>) -> Result<(), Failure> {
-    let all = shown(args, mutate)?;
+fn mutants(args: &Common, mutate: &mut Mutate<'_>) -> Result<(), Failure> {
+    let changes = args.mutate.unwrap_or(Mutants::All).changes();
+    let all = shown(args, &mut |options, progress| mutate(options, changes, progress))?;
     args.json.show(&all.table(), || all.to_json(env!("REMORA_VERSION")))?;
     match all.incomplete {
         Some(_) => Err(Failure::Interrupted),

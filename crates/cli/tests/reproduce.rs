@@ -64,6 +64,21 @@ fn the_racks_of_dfabric_come_as_table_and_csv() {
 }
 
 #[test]
+fn queues_out_of_turn_are_mutants_of_a_kind_of_their_own() {
+    let args = ["reproduce", "strom", "--figure", "5a", "--mutate=order", "--no-cache"];
+    let output = remora(&[&args[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mutants = json["mutants"].as_array().unwrap();
+    assert!(mutants.iter().all(|mutant| mutant["change"] == "order"), "{json}");
+    for section in ["host.pcie", "nic.pipeline", "ethernet", "client.core"] {
+        assert!(mutants.iter().any(|mutant| mutant["what"] == section), "{section}: {json}");
+    }
+    let table = text(&remora(&args).stdout);
+    assert!(table.contains("\nout of turn ") && !table.contains("x 0.5"), "{table}");
+}
+
+#[test]
 fn what_makes_no_sense_is_one_line() {
     for (args, expected) in [
         (&["reproduce", "strom", "--figure", "6", "--no-cache"][..], "there is no figure 6"),

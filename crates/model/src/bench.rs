@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use crate::component::ethernet::{Ethernet, EthernetParams};
 use crate::draw::{exponential, mixed};
 use crate::event::WheelQueue;
+use crate::resource::Order;
 use crate::time::Ps;
 
 /// The hold model of event queues: a number of events wait; each step takes the next and adds one that lies an
@@ -103,8 +104,12 @@ impl PingPong {
     /// Exchanges all messages: messages a second by a clock in nanoseconds, and the modelled time at the end.
     pub fn run(&self, clock: &mut dyn FnMut() -> u64) -> (f64, Ps) {
         // The whole message is on the wire: 84 bytes, the least of a frame, are fewer than its own.
-        let params =
-            EthernetParams { rate_bytes_per_s: self.bytes_per_s, latency_ps: self.latency.0, overhead_bytes: 0 };
+        let params = EthernetParams {
+            rate_bytes_per_s: self.bytes_per_s,
+            latency_ps: self.latency.0,
+            overhead_bytes: 0,
+            order: Order::InTurn,
+        };
         let mut links = vec![[Ethernet::new(&params), Ethernet::new(&params)]; self.pairs as usize];
         let mut queue = WheelQueue::with_capacity(links.len());
         let start = clock();

@@ -267,6 +267,15 @@ impl Platform {
         }
         Self::build(params)
     }
+
+    /// This platform with the queues of what a section describes served out of turn (see [`crate::resource::Order`]). `None` if
+    /// nothing that the section describes has a queue in the model.
+    pub fn out_of_turn(&self, section: &str) -> Result<Option<Self>, PlatformError> {
+        let mut params = self.params.clone();
+        params.set_out_of_turn(section);
+        let platform = Self::build(params)?;
+        Ok(platform.params.out_of_turn().is_some().then_some(platform))
+    }
 }
 
 impl HardwareNic {

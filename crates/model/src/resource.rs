@@ -6,71 +6,18 @@
 //! way there begins, without blocking what passes meanwhile. While requests are asked for in the order in which they
 //! arrive, all this is a first-come-first-served queue.
 
+mod order;
+mod usage;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+pub use order::Order;
+pub use usage::{Usage, binding};
+
 use crate::time::Ps;
-
-/// How busy something was.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Usage {
-    /// What it is.
-    pub name: &'static str,
-    /// The part of its time that it was busy, over all its slots.
-    pub busy: f64,
-    /// Mean time that requests waited for it.
-    pub waited: Ps,
-    /// The longest wait.
-    pub longest: Ps,
-    /// Requests.
-    pub served: u64,
-}
-
-impl Usage {
-    /// Of something that did nothing.
-    pub fn idle(name: &'static str) -> Self {
-        Self { name, busy: 0.0, waited: Ps::ZERO, longest: Ps::ZERO, served: 0 }
-    }
-}
-
-/// The busiest of several; of equally busy ones that with the longest queue. It is what limits the rate.
-pub fn binding(usages: &[Usage]) -> Option<&Usage> {
-    usages.iter().max_by(|a, b| a.busy.total_cmp(&b.busy).then(a.waited.cmp(&b.waited)))
-}
-
-/// Counts what a shared thing did.
-#[derive(Clone, Copy, Debug, Default)]
-struct Meter {
-    served: u64,
-    /// Picoseconds of all slots together.
-    busy: u64,
-    waited: u64,
-    longest: Ps,
-}
-
-impl Meter {
-    fn count(&mut self, at: Ps, start: Ps, work: Ps) {
-        self.wait(at, start);
-        self.busy = self.busy.saturating_add(work.0);
-    }
-
-    fn wait(&mut self, at: Ps, start: Ps) {
-        let waited = start - at;
-        self.served += 1;
-        self.waited = self.waited.saturating_add(waited.0);
-        self.longest = self.longest.max(waited);
-    }
-
-    fn usage(&self, name: &'static str, slots: usize, span: Ps) -> Usage {
-        Usage {
-            name,
-            busy: self.busy as f64 / (span.0.max(1) as f64 * slots as f64),
-            waited: Ps(self.waited / self.served.max(1)),
-            longest: self.longest,
-            served: self.served,
-        }
-    }
-}
+use order::Turns;
+use usage::Meter;
 
 /// Idle times between reservations that are remembered. The oldest are forgotten first: what is asked for by then lies
 /// ahead of them.
@@ -145,17 +92,28 @@ impl Timeline {
 pub struct Server {
     slots: Vec<Timeline>,
     meter: Meter,
+    turns: Turns,
 }
 
 impl Server {
     /// So many idle slots, at least one. Serving takes time in proportion to them: for hundreds there is [`Pool`].
     pub fn new(slots: usize) -> Self {
-        Self { slots: (0..slots.max(1)).map(|_| Timeline::new()).collect(), meter: Meter::default() }
+        let slots = (0..slots.max(1)).map(|_| Timeline::new()).collect();
+        Self { slots, meter: Meter::default(), turns: Turns::default() }
+    }
+
+    /// The same, serving in this order.
+    pub fn ordered(self, order: Order) -> Self {
+        Self { turns: order.into(), ..self }
     }
 
     /// Serves a request that arrives at `at` and takes `work`: start and end.
     pub fn serve(&mut self, at: Ps, work: Ps) -> (Ps, Ps) {
-        let (slot, start, gap) = self.find(at, work);
+        let (slot, mut start, gap) = self.find(at, work);
+        if self.turns.lets_by(at, start, gap.is_some()) {
+            // Its own place stays free for who comes next.
+            start += work;
+        }
         self.slots[slot].reserve(start, work, gap);
         self.meter.count(at, start, work);
         (start, start + work)
@@ -219,6 +177,11 @@ impl Pipeline {
         Self { server: Server::new(1), interval, latency }
     }
 
+    /// The same, serving in this order.
+    pub fn ordered(self, order: Order) -> Self {
+        Self { server: self.server.ordered(order), ..self }
+    }
+
     /// Passes `items`, at least one: when the first and the last of them leave.
     pub fn serve(&mut self, at: Ps, items: u64) -> (Ps, Ps) {
         let (start, end) = self.server.serve(at, self.interval * items.max(1));
@@ -261,6 +224,11 @@ impl Channel {
     pub fn parallel(bytes_per_s: f64, channels: usize) -> Self {
         let channels = channels.max(1);
         Self { server: Server::new(channels), channels, per_byte: per_byte(bytes_per_s, channels), bytes: 0 }
+    }
+
+    /// The same, serving in this order.
+    pub fn ordered(self, order: Order) -> Self {
+        Self { server: self.server.ordered(order), ..self }
     }
 
     /// Has another bandwidth for what is to come.
@@ -324,13 +292,19 @@ pub struct Pool {
     /// When tokens that are out come back.
     back: BinaryHeap<Reverse<Ps>>,
     meter: Meter,
+    turns: Turns,
 }
 
 impl Pool {
     /// So many tokens, at least one.
     pub fn new(tokens: usize) -> Self {
         let tokens = tokens.max(1);
-        Self { tokens, back: BinaryHeap::with_capacity(tokens), meter: Meter::default() }
+        Self { tokens, back: BinaryHeap::with_capacity(tokens), meter: Meter::default(), turns: Turns::default() }
+    }
+
+    /// The same, serving in this order.
+    pub fn ordered(self, order: Order) -> Self {
+        Self { turns: order.into(), ..self }
     }
 
     /// When a request that arrives at `at` gets a token.
@@ -338,7 +312,10 @@ impl Pool {
         let start = match self.back.peek() {
             Some(&Reverse(back)) if self.back.len() >= self.tokens => {
                 self.back.pop();
-                at.max(back)
+                match self.turns.lets_by(at, at.max(back), false) {
+                    true => at.max(self.second(back)),
+                    false => at.max(back),
+                }
             }
             _ => at,
         };
@@ -346,9 +323,15 @@ impl Pool {
         start
     }
 
+    /// Leaves the first token for who comes next, and takes the one that is back after it, if there is one.
+    #[cold]
+    fn second(&mut self, first: Ps) -> Ps {
+        self.back.peek_mut().map_or(first, |mut second| std::mem::replace(&mut second.0, first))
+    }
+
     /// The request that got a token at `start` gives it back at `end`.
     pub fn release(&mut self, start: Ps, end: Ps) {
-        self.meter.busy = self.meter.busy.saturating_add((end - start).0);
+        self.meter.held(end - start);
         // More releases than requests would make tokens: they are ignored.
         if self.back.len() < self.tokens {
             self.back.push(Reverse(end.max(start)));

@@ -9,7 +9,7 @@ use remora_model::component::pcie::{Pcie, PcieParams};
 use remora_model::component::switch::{Forward, Port, SwitchParams, WhenFull};
 use remora_model::event::{EventTrace, WheelQueue};
 use remora_model::platform::CommandPath;
-use remora_model::resource::{Usage, binding};
+use remora_model::resource::{Order, Usage, binding};
 use remora_model::time::Ps;
 
 /// Bytes of a read beyond the wire's overhead: RETH. Of its response: AETH and 64 B of data.
@@ -29,7 +29,12 @@ struct Params {
 /// StRoM's NIC at 10 Gb/s (0.8 ns a byte, 6.4 ns a cycle) behind a switch.
 fn strom() -> Params {
     Params {
-        link: EthernetParams { rate_bytes_per_s: 1.25e9, latency_ps: 100_000, overhead_bytes: 82 },
+        link: EthernetParams {
+            rate_bytes_per_s: 1.25e9,
+            latency_ps: 100_000,
+            overhead_bytes: 82,
+            order: Order::InTurn,
+        },
         switch_ps: 300_000,
         nic: DataPathParams {
             command: CommandPath::Store,
@@ -45,6 +50,7 @@ fn strom() -> Params {
             tlb_entries: 1024,
             page_bytes: 2 << 20,
             tlb_miss_ps: 1_500_000,
+            order: Order::InTurn,
         },
         pcie: PcieParams {
             read_ps: 1_500_000,
@@ -55,6 +61,7 @@ fn strom() -> Params {
             max_payload_bytes: 256,
             max_request_bytes: 512,
             tags: 64,
+            order: Order::InTurn,
         },
     }
 }
@@ -95,6 +102,7 @@ impl System {
                 rate_bytes_per_s: params.link.rate_bytes_per_s,
                 buffer_bytes: 256 << 10,
                 when_full: WhenFull::Pause,
+                order: Order::InTurn,
             }),
             nic: DataPath::new(&params.nic),
             pcie: Pcie::new(&params.pcie),

@@ -3,6 +3,7 @@
 use remora_replica::ddp::Where;
 
 use crate::platform::Platform;
+use crate::resource::Order;
 use crate::time::Ps;
 
 /// Shortest write of persistent memory: a cache line.
@@ -67,6 +68,10 @@ pub struct Costs {
     pub wire_bandwidth: f64,
     /// Bytes on the wire beside a message's.
     pub wire_overhead: u64,
+    /// How tasks wait for cores of a host, and for those of a NIC.
+    pub core_orders: (Order, Order),
+    /// How PCIe's queues and those of the network are served.
+    pub link_orders: (Order, Order),
 }
 
 impl Costs {
@@ -103,6 +108,8 @@ impl Costs {
             wire_latency: nic.ethernet.latency,
             wire_bandwidth: nic.ethernet.rate,
             wire_overhead: nic.ethernet.overhead,
+            core_orders: (platform.host.order, cores.order),
+            link_orders: (nic.pcie.order, nic.ethernet.order),
         })
     }
 

@@ -28,11 +28,12 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn new(costs: &Costs, nodes: usize) -> Self {
-        let Costs { wire_latency, wire_bandwidth, wire_overhead, .. } = *costs;
+        let Costs { wire_latency, wire_bandwidth, wire_overhead, link_orders: (_, order), .. } = *costs;
         let wire = EthernetParams {
             rate_bytes_per_s: wire_bandwidth,
             latency_ps: wire_latency,
             overhead_bytes: wire_overhead,
+            order,
         };
         // The latency between two NICs has the switch in it, and nothing is lost for want of room.
         let port = SwitchParams {
@@ -40,6 +41,7 @@ impl Links {
             rate_bytes_per_s: wire_bandwidth,
             buffer_bytes: u64::MAX,
             when_full: WhenFull::Pause,
+            order,
         };
         let pcie = Pcie::new(&pcie(costs));
         let drains = [pcie.clone(), pcie.clone()];
@@ -81,6 +83,7 @@ fn pcie(costs: &Costs) -> PcieParams {
         max_payload_bytes: u64::MAX,
         max_request_bytes: u64::MAX,
         tags: 1,
+        order: costs.link_orders.0,
     };
     params.write_ps = costs.pcie_latency + params.line().0;
     params

@@ -345,7 +345,7 @@ impl ModelCluster {
             if processor.idle == 0 {
                 return;
             }
-            let Some((thread, task)) = processor.queue.pop_front() else { return };
+            let Some((thread, task)) = processor.order.take(&mut processor.queue) else { return };
             if self.must_wait(at.node, task) {
                 self.nodes[usize::from(at.node)].stalled.push_back((thread, task));
                 continue;

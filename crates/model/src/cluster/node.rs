@@ -6,7 +6,7 @@ use remora_replica::ddp::{Config, Deployment, Replica, Where};
 use remora_replica::types::{Key, Timestamp};
 
 use super::{ClusterSpec, Pending};
-use crate::resource::Server;
+use crate::resource::{Order, Server};
 use crate::time::Ps;
 
 /// Cores behind one queue.
@@ -15,6 +15,8 @@ pub(super) struct Processor {
     pub idle: u64,
     /// Tasks, and the host's threads that they belong to.
     pub queue: VecDeque<(u8, u32)>,
+    /// Which of them is next.
+    pub order: Order,
     pub busy: Ps,
 }
 
@@ -44,7 +46,8 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(config: Config, spec: &ClusterSpec) -> Self {
-        let processor = |idle| Processor { idle, queue: VecDeque::new(), busy: Ps::ZERO };
+        let (host, nic) = spec.costs.core_orders;
+        let processor = |idle, order| Processor { idle, queue: VecDeque::new(), order, busy: Ps::ZERO };
         let workers = usize::from(spec.workers);
         let entries = match spec.deployment {
             Deployment::Offload(offload) => offload.fifos.map(u64::from),
@@ -53,8 +56,8 @@ impl Node {
         Self {
             entries,
             replica: Replica::new(config),
-            host: vec![processor(1); spec.costs.host_cores as usize],
-            nic: processor(spec.costs.nic_cores),
+            host: vec![processor(1, host); spec.costs.host_cores as usize],
+            nic: processor(spec.costs.nic_cores, nic),
             workers: vec![None; workers],
             scopes: vec![0; workers],
             stalled: VecDeque::new(),

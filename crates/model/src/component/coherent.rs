@@ -1,7 +1,7 @@
 //! A coherent link, UPI or CXL: a requester reads and writes single lines of memory behind it.
 
 use crate::platform;
-use crate::resource::{Channel, Pipeline, Pool, Usage};
+use crate::resource::{Channel, Order, Pipeline, Pool, Usage};
 use crate::time::Ps;
 
 /// What a coherent link and its requester are like.
@@ -15,6 +15,8 @@ pub struct CoherentParams {
     pub issue_ps: u64,
     /// Requests under way at most.
     pub in_flight: usize,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl From<&platform::Accel> for CoherentParams {
@@ -24,6 +26,7 @@ impl From<&platform::Accel> for CoherentParams {
             bandwidth_bytes_per_s: accel.bandwidth * accel.efficiency,
             issue_ps: Ps::cycles(accel.issue_cycles, accel.clock).0,
             in_flight: accel.in_flight as usize,
+            order: accel.order,
         }
     }
 }
@@ -46,10 +49,10 @@ pub struct Coherent {
 impl Coherent {
     /// An idle link.
     pub fn new(params: &CoherentParams) -> Self {
-        let link = Channel::new(params.bandwidth_bytes_per_s);
+        let link = Channel::new(params.bandwidth_bytes_per_s).ordered(params.order);
         Self {
-            issue: Pipeline::new(Ps(params.issue_ps), Ps::ZERO),
-            in_flight: Pool::new(params.in_flight),
+            issue: Pipeline::new(Ps(params.issue_ps), Ps::ZERO).ordered(params.order),
+            in_flight: Pool::new(params.in_flight).ordered(params.order),
             rest: Ps(params.read_ps) - link.time(LINE),
             inwards: link.clone(),
             outwards: link,
@@ -106,7 +109,13 @@ mod tests {
 
     /// RAMBDA's soft controller: a request each 3 cycles at 400 MHz, 350 ns, 16 GB/s (4 ns a line).
     fn upi() -> CoherentParams {
-        CoherentParams { read_ps: 350_000, bandwidth_bytes_per_s: 16e9, issue_ps: 7_500, in_flight: 256 }
+        CoherentParams {
+            read_ps: 350_000,
+            bandwidth_bytes_per_s: 16e9,
+            issue_ps: 7_500,
+            in_flight: 256,
+            order: Order::InTurn,
+        }
     }
 
     /// The time of 1000 reads of a line that are all asked for at once.

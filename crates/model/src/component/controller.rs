@@ -4,7 +4,7 @@
 use super::cache::{Cache, CacheAccess, CacheParams};
 use super::coherent::{Coherent, CoherentParams};
 use crate::platform;
-use crate::resource::{Server, Usage};
+use crate::resource::{Order, Server, Usage};
 use crate::time::Ps;
 
 /// What a controller is like.
@@ -20,6 +20,8 @@ pub struct ControllerParams {
     pub page_bytes: u64,
     /// A walk of the page table. There is one walker.
     pub tlb_miss_ps: u64,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl ControllerParams {
@@ -37,6 +39,7 @@ impl ControllerParams {
             tlb_entries: controller.tlb_entries,
             page_bytes: controller.page,
             tlb_miss_ps: controller.tlb_miss,
+            order: controller.order,
         }
     }
 }
@@ -83,7 +86,7 @@ impl CoherenceController {
             cache: Cache::new(&params.cache),
             pinned: Vec::new(),
             tlb: Cache::new(&tlb),
-            walker: Server::new(1),
+            walker: Server::new(1).ordered(params.order),
             params: params.clone(),
         }
     }
@@ -163,11 +166,18 @@ mod tests {
     /// RAMBDA's: 64 KiB at 67 ns, 350 ns over UPI at 16 GB/s, a request each 7.5 ns; four pages of 2 MiB.
     fn params() -> ControllerParams {
         ControllerParams {
-            link: CoherentParams { read_ps: 350_000, bandwidth_bytes_per_s: 16e9, issue_ps: 7_500, in_flight: 256 },
+            link: CoherentParams {
+                read_ps: 350_000,
+                bandwidth_bytes_per_s: 16e9,
+                issue_ps: 7_500,
+                in_flight: 256,
+                order: Order::InTurn,
+            },
             cache: CacheParams { size_bytes: 64 << 10, line_bytes: 64, ways: 1, hit_ps: 67_000 },
             tlb_entries: 4,
             page_bytes: 2 << 20,
             tlb_miss_ps: 400_000,
+            order: Order::InTurn,
         }
     }
 

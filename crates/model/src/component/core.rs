@@ -2,7 +2,7 @@
 
 use super::jitter::{Jitter, JitterParams};
 use crate::platform;
-use crate::resource::{Pool, Server, Usage};
+use crate::resource::{Order, Pool, Server, Usage};
 use crate::time::Ps;
 
 /// What cores are like.
@@ -16,12 +16,14 @@ pub struct CoreParams {
     pub misses: usize,
     /// Turning from one task to another.
     pub switch_ps: u64,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl From<&platform::Core> for CoreParams {
     fn from(core: &platform::Core) -> Self {
         let (cores, misses) = (core.cores as usize, core.misses as usize);
-        Self { cores, clock_hz: core.clock, misses, switch_ps: core.switch }
+        Self { cores, clock_hz: core.clock, misses, switch_ps: core.switch, order: core.order }
     }
 }
 
@@ -37,8 +39,8 @@ pub struct Cores {
 impl Cores {
     /// Idle cores.
     pub fn new(params: &CoreParams) -> Self {
-        let misses = Pool::new(params.cores.max(1) * params.misses.max(1));
-        Self { run: Server::new(params.cores), misses, jitter: None, params: params.clone() }
+        let misses = Pool::new(params.cores.max(1) * params.misses.max(1)).ordered(params.order);
+        Self { run: Server::new(params.cores).ordered(params.order), misses, jitter: None, params: params.clone() }
     }
 
     /// Lets interrupts and the scheduler take the cores away now and then.
@@ -102,7 +104,7 @@ mod tests {
     use super::*;
 
     fn one() -> CoreParams {
-        CoreParams { cores: 1, clock_hz: 2e9, misses: 10, switch_ps: 11_000 }
+        CoreParams { cores: 1, clock_hz: 2e9, misses: 10, switch_ps: 11_000, order: Order::InTurn }
     }
 
     #[test]

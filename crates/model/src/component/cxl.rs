@@ -1,7 +1,7 @@
 //! A node's CXL port: single lines that a core loads, so many at a time, and whole buffers that DMA moves (CXL.mem and
 //! CXL.io, as DFabric has them in sections 2.3 and 4.6).
 
-use crate::resource::{Channel, Pool, Usage};
+use crate::resource::{Channel, Order, Pool, Usage};
 use crate::time::Ps;
 
 /// What a port is like.
@@ -17,6 +17,8 @@ pub struct CxlPortParams {
     pub bandwidth_bytes_per_s: f64,
     /// Lines that loads have under way at most.
     pub outstanding: usize,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 /// Bytes of a line.
@@ -38,10 +40,10 @@ pub struct CxlPort {
 impl CxlPort {
     /// An idle port.
     pub fn new(params: &CxlPortParams) -> Self {
-        let link = Channel::new(params.bandwidth_bytes_per_s);
+        let link = Channel::new(params.bandwidth_bytes_per_s).ordered(params.order);
         Self {
             round_trip: Ps(params.read_ps) + Ps(params.hop_ps) * params.hops,
-            loads: Pool::new(params.outstanding),
+            loads: Pool::new(params.outstanding).ordered(params.order),
             inwards: link.clone(),
             lines: link.clone(),
             outwards: link,
@@ -111,6 +113,7 @@ mod tests {
             hops: 0,
             bandwidth_bytes_per_s: 125e6,
             outstanding,
+            order: Order::InTurn,
         })
     }
 
@@ -145,8 +148,14 @@ mod tests {
 
     #[test]
     fn each_further_switch_takes_its_hop() {
-        let params =
-            CxlPortParams { read_ps: 250_000, hop_ps: 70_000, hops: 2, bandwidth_bytes_per_s: 1e9, outstanding: 64 };
+        let params = CxlPortParams {
+            read_ps: 250_000,
+            hop_ps: 70_000,
+            hops: 2,
+            bandwidth_bytes_per_s: 1e9,
+            outstanding: 64,
+            order: Order::InTurn,
+        };
         assert_eq!(CxlPort::new(&params).load(Ps::ZERO, 64).1, Ps(390_000));
     }
 }

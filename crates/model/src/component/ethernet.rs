@@ -1,7 +1,7 @@
 //! One direction of an Ethernet link.
 
 use crate::platform;
-use crate::resource::{Channel, Usage};
+use crate::resource::{Channel, Order, Usage};
 use crate::time::Ps;
 
 /// Bytes on the wire that a frame has beside its payload: preamble 8, header 14, FCS 4, gap 12 (IEEE 802.3).
@@ -19,11 +19,18 @@ pub struct EthernetParams {
     /// Bytes on the wire that a packet has beside what [`Ethernet::send`] is told: at least [`FRAME_OVERHEAD`], with the
     /// headers that the caller does not count.
     pub overhead_bytes: u64,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl From<&platform::Ethernet> for EthernetParams {
     fn from(ethernet: &platform::Ethernet) -> Self {
-        Self { rate_bytes_per_s: ethernet.rate, latency_ps: ethernet.latency, overhead_bytes: ethernet.overhead }
+        Self {
+            rate_bytes_per_s: ethernet.rate,
+            latency_ps: ethernet.latency,
+            overhead_bytes: ethernet.overhead,
+            order: ethernet.order,
+        }
     }
 }
 
@@ -39,7 +46,7 @@ pub struct Ethernet {
 impl Ethernet {
     /// An idle link.
     pub fn new(params: &EthernetParams) -> Self {
-        let wire = Channel::new(params.rate_bytes_per_s);
+        let wire = Channel::new(params.rate_bytes_per_s).ordered(params.order);
         let (rate, latency) = (params.rate_bytes_per_s, Ps(params.latency_ps));
         Self { wire, rate, latency, overhead: params.overhead_bytes }
     }
@@ -93,7 +100,12 @@ mod tests {
     #[test]
     fn frames_take_their_bytes_and_gaps() {
         // 10 Gb/s is 0.8 ns a byte: 1500 B and 38 B take 1230.4 ns; a byte takes the 84 B of the shortest frame.
-        let params = EthernetParams { rate_bytes_per_s: 1.25e9, latency_ps: 500_000, overhead_bytes: FRAME_OVERHEAD };
+        let params = EthernetParams {
+            rate_bytes_per_s: 1.25e9,
+            latency_ps: 500_000,
+            overhead_bytes: FRAME_OVERHEAD,
+            order: Order::InTurn,
+        };
         let mut link = Ethernet::new(&params);
         assert_eq!(link.send(Ps::ZERO, 1500), (Ps(500_000), Ps(1_730_400)));
         assert_eq!(link.send(Ps::ZERO, 1).1, Ps(1_230_400 + 67_200 + 500_000));
@@ -102,7 +114,12 @@ mod tests {
 
     #[test]
     fn halving_the_rate_doubles_the_time_on_the_wire_only() {
-        let params = EthernetParams { rate_bytes_per_s: 0.625e9, latency_ps: 500_000, overhead_bytes: FRAME_OVERHEAD };
+        let params = EthernetParams {
+            rate_bytes_per_s: 0.625e9,
+            latency_ps: 500_000,
+            overhead_bytes: FRAME_OVERHEAD,
+            order: Order::InTurn,
+        };
         assert_eq!(Ethernet::new(&params).send(Ps::ZERO, 1500).1, Ps(2 * 1_230_400 + 500_000));
         let mut capped = Ethernet::new(&EthernetParams { rate_bytes_per_s: 1.25e9, ..params });
         capped.cap(0.5);
@@ -114,7 +131,8 @@ mod tests {
     #[test]
     fn small_messages_reach_the_ceiling_of_the_wire() {
         // 25 Gb/s: responses of 8 B with 82 B of headers are 90 B: 28.8 ns, 34.7 M/s.
-        let params = EthernetParams { rate_bytes_per_s: 3.125e9, latency_ps: 0, overhead_bytes: 82 };
+        let params =
+            EthernetParams { rate_bytes_per_s: 3.125e9, latency_ps: 0, overhead_bytes: 82, order: Order::InTurn };
         let mut link = Ethernet::new(&params);
         let last = (0..1000).map(|_| link.send(Ps::ZERO, 8).1).max();
         assert_eq!(last, Some(Ps(28_800_000)));

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::cache::{Cache, CacheAccess, CacheParams};
 use super::memory::{MemoryChannels, MemoryParams};
 use crate::platform;
-use crate::resource::{Pool, Usage};
+use crate::resource::{Order, Pool, Usage};
 use crate::time::Ps;
 
 /// What such a hierarchy is like. A time is that of a load which ends there, what it takes before included.
@@ -38,29 +38,32 @@ pub struct HierarchyParams {
     pub transfer_ps: u64,
     /// One comparison of a search: the branch that goes the other way half of the time.
     pub compare_ps: u64,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl HierarchyParams {
-    /// Of cores with private caches in front of what a platform has.
+    /// Of cores like these with private caches in front of what a platform has.
     pub fn new(
         caches: &platform::PrivateCaches,
-        (cores, misses, clock_hz): (u64, u64, f64),
+        core: &platform::Core,
         last: CacheParams,
         memory: MemoryParams,
     ) -> Self {
         let level = |size_bytes, hit_ps, ways| CacheParams { size_bytes, line_bytes: LINE, ways, hit_ps };
         Self {
-            cores: cores as usize,
-            first: level(caches.l1_size, Ps::cycles(caches.l1_cycles, clock_hz).0, 4),
-            second: level(caches.l2_size, Ps::cycles(caches.l2_cycles, clock_hz).0, 16),
+            cores: core.cores as usize,
+            first: level(caches.l1_size, Ps::cycles(caches.l1_cycles, core.clock).0, 4),
+            second: level(caches.l2_size, Ps::cycles(caches.l2_cycles, core.clock).0, 16),
             sharing: caches.l2_cores as usize,
             last,
             memory,
-            misses: misses as usize,
+            misses: core.misses as usize,
             translations: caches.translations,
             page_bytes: caches.page,
             transfer_ps: caches.transfer,
-            compare_ps: Ps::cycles(caches.compare_cycles, clock_hz).0,
+            compare_ps: Ps::cycles(caches.compare_cycles, core.clock).0,
+            order: core.order,
         }
     }
 }
@@ -118,7 +121,7 @@ impl Hierarchy {
             second: vec![Cache::new(&params.second); cores.div_ceil(params.sharing.max(1))],
             last: Cache::new(&params.last),
             memory: MemoryChannels::new(&params.memory),
-            misses: vec![Pool::new(params.misses); cores],
+            misses: vec![Pool::new(params.misses).ordered(params.order); cores],
             pages: vec![Cache::new(&pages); cores],
             written: HashMap::new(),
             ways: 1,
@@ -279,6 +282,7 @@ mod tests {
             page_bytes: 4096,
             transfer_ps: 100_000,
             compare_ps: 4_000,
+            order: Order::InTurn,
         }
     }
 

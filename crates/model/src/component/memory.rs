@@ -1,7 +1,7 @@
 //! DRAM and HBM: channels over which addresses are interleaved, each with its part of the bandwidth and its queue.
 
 use crate::platform;
-use crate::resource::{Channel, Usage};
+use crate::resource::{Channel, Order, Usage};
 use crate::time::Ps;
 
 /// What a memory is like.
@@ -17,19 +17,22 @@ pub struct MemoryParams {
     pub interleave_bytes: u64,
     /// Bytes that one load brings at least.
     pub line_bytes: u64,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl MemoryParams {
     /// DRAM that is interleaved by lines, as on servers.
     pub fn dram(latency_ps: u64, bandwidth_bytes_per_s: f64, channels: usize) -> Self {
-        Self { latency_ps, bandwidth_bytes_per_s, channels, interleave_bytes: 64, line_bytes: 64 }
+        let order = Order::InTurn;
+        Self { latency_ps, bandwidth_bytes_per_s, channels, interleave_bytes: 64, line_bytes: 64, order }
     }
 }
 
 /// As one channel: platform files give the bandwidth of all channels.
 impl From<&platform::Dram> for MemoryParams {
     fn from(dram: &platform::Dram) -> Self {
-        Self::dram(dram.latency, dram.bandwidth, 1)
+        Self { order: dram.order, ..Self::dram(dram.latency, dram.bandwidth, 1) }
     }
 }
 
@@ -47,7 +50,7 @@ impl MemoryChannels {
     /// An idle memory.
     pub fn new(params: &MemoryParams) -> Self {
         let count = params.channels.max(1);
-        let channel = Channel::new(params.bandwidth_bytes_per_s / count as f64);
+        let channel = Channel::new(params.bandwidth_bytes_per_s / count as f64).ordered(params.order);
         Self {
             rest: Ps(params.latency_ps) - channel.time(params.line_bytes),
             channels: vec![channel; count],
@@ -145,6 +148,7 @@ mod tests {
             channels: 32,
             interleave_bytes: 256,
             line_bytes: 64,
+            order: Order::InTurn,
         };
         let spread = |stride: u64| {
             let mut hbm = MemoryChannels::new(&params);

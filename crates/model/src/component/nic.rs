@@ -3,7 +3,7 @@
 use super::cache::{Cache, CacheAccess, CacheParams};
 use super::pcie::{DOORBELL, Pcie};
 use crate::platform::{self, CommandPath};
-use crate::resource::{Server, Usage};
+use crate::resource::{Order, Server, Usage};
 use crate::time::{Ps, up};
 
 /// What a data path is like.
@@ -35,6 +35,8 @@ pub struct DataPathParams {
     pub page_bytes: u64,
     /// Fetching a translation.
     pub tlb_miss_ps: u64,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl From<&platform::Pipeline> for DataPathParams {
@@ -53,6 +55,7 @@ impl From<&platform::Pipeline> for DataPathParams {
             tlb_entries: pipeline.tlb_entries,
             page_bytes: pipeline.page,
             tlb_miss_ps: pipeline.tlb_miss,
+            order: pipeline.order,
         }
     }
 }
@@ -97,7 +100,7 @@ impl DataPath {
             ways: TLB_WAYS.min(params.tlb_entries) as usize,
             hit_ps: 0,
         });
-        let one = Server::new(1);
+        let one = Server::new(1).ordered(params.order);
         Self { commands: one.clone(), tx: one.clone(), rx: one, tlb, params: params.clone() }
     }
 
@@ -204,6 +207,7 @@ mod tests {
             tlb_entries: 1024,
             page_bytes: 2 << 20,
             tlb_miss_ps: 1_500_000,
+            order: Order::InTurn,
         }
     }
 

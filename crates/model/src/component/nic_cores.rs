@@ -34,10 +34,11 @@ impl NicCoreParams {
                 clock_hz: host.clock * card.speed,
                 misses: card.misses as usize,
                 switch_ps: (host.switch as f64 / card.speed) as u64,
+                order: card.order,
             },
             speed: card.speed,
             cache: CacheParams { size_bytes: card.cache_size, line_bytes: 64, ways: 16, hit_ps: card.cache_latency },
-            memory: MemoryParams::dram(card.dram_latency, card.dram_bandwidth, 1),
+            memory: MemoryParams { order: card.order, ..MemoryParams::dram(card.dram_latency, card.dram_bandwidth, 1) },
             host_read_ps: card.host_read,
             host_pipelined_ps: card.host_pipelined,
         }
@@ -108,11 +109,12 @@ impl NicCores {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resource::Order;
 
     /// BlueField-2's eight A72 as in RAMBDA.
     fn bluefield() -> NicCoreParams {
         NicCoreParams {
-            cores: CoreParams { cores: 8, clock_hz: 2.5e9, misses: 6, switch_ps: 15_000 },
+            cores: CoreParams { cores: 8, clock_hz: 2.5e9, misses: 6, switch_ps: 15_000, order: Order::InTurn },
             speed: 0.75,
             cache: CacheParams { size_bytes: 6_000_000, line_bytes: 64, ways: 16, hit_ps: 35_000 },
             memory: MemoryParams::dram(145_000, 18.5e9, 1),

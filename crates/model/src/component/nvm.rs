@@ -5,7 +5,7 @@
 
 use super::device_writes::LineMemory;
 use crate::platform;
-use crate::resource::{Channel, Usage};
+use crate::resource::{Channel, Order, Usage};
 use crate::time::Ps;
 
 const LINE: u64 = 64;
@@ -35,6 +35,8 @@ pub struct NvmParams {
     pub block_bytes: u64,
     /// Blocks of the buffer.
     pub buffer_blocks: usize,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl From<&platform::Nvm> for NvmParams {
@@ -45,6 +47,7 @@ impl From<&platform::Nvm> for NvmParams {
             write_bytes_per_s: nvm.write,
             block_bytes: nvm.block,
             buffer_blocks: nvm.buffer as usize,
+            order: nvm.order,
         }
     }
 }
@@ -53,8 +56,8 @@ impl Nvm {
     /// Idle, with an empty buffer.
     pub fn new(params: &NvmParams) -> Self {
         Self {
-            reads: Channel::new(params.read_bytes_per_s),
-            writes: Channel::new(params.write_bytes_per_s),
+            reads: Channel::new(params.read_bytes_per_s).ordered(params.order),
+            writes: Channel::new(params.write_bytes_per_s).ordered(params.order),
             buffer: Vec::with_capacity(params.buffer_blocks + 1),
             counts: (0, 0, 0),
             params: params.clone(),
@@ -135,6 +138,7 @@ pub(super) mod tests {
             write_bytes_per_s: 13.9e9,
             block_bytes: 256,
             buffer_blocks: 384,
+            order: Order::InTurn,
         })
     }
 

@@ -5,7 +5,7 @@
 //! in Neugebauer et al., SIGCOMM 2018. Flow-control credits and ordering rules are not modelled.
 
 use crate::platform;
-use crate::resource::{Channel, Pool, Usage};
+use crate::resource::{Channel, Order, Pool, Usage};
 use crate::time::{Ps, up};
 
 /// What a PCIe connection is like.
@@ -27,6 +27,8 @@ pub struct PcieParams {
     pub max_request_bytes: u64,
     /// Read requests under way at most.
     pub tags: usize,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl From<&platform::Pcie> for PcieParams {
@@ -40,6 +42,7 @@ impl From<&platform::Pcie> for PcieParams {
             max_payload_bytes: pcie.max_payload,
             max_request_bytes: pcie.max_request,
             tags: pcie.tags as usize,
+            order: pcie.order,
         }
     }
 }
@@ -108,13 +111,13 @@ pub struct Pcie {
 impl Pcie {
     /// An idle connection.
     pub fn new(params: &PcieParams) -> Self {
-        let link = Channel::new(params.bandwidth_bytes_per_s);
+        let link = Channel::new(params.bandwidth_bytes_per_s).ordered(params.order);
         let tlp = |bytes: u64| link.time(bytes + params.tlp_overhead_bytes);
         Self {
             read_rest: Ps(params.read_ps) - tlp(0) - tlp(LINE),
             write_rest: Ps(params.write_ps) - tlp(LINE),
             mmio_rest: Ps(params.mmio_ps) - tlp(DOORBELL),
-            tags: Pool::new(params.tags),
+            tags: Pool::new(params.tags).ordered(params.order),
             up: link.clone(),
             down: link,
             params: params.clone(),
@@ -215,6 +218,7 @@ impl PcieParams {
             max_payload_bytes: 256,
             max_request_bytes: 512,
             tags: 64,
+            order: Order::InTurn,
         }
     }
 }

@@ -19,7 +19,7 @@ pub struct SocketLink {
 impl SocketLink {
     /// An idle link.
     pub fn new(sockets: &platform::Sockets) -> Self {
-        let link = Channel::new(sockets.bandwidth);
+        let link = Channel::new(sockets.bandwidth).ordered(sockets.order);
         Self { inwards: link.clone(), outwards: link, hop: Ps(sockets.hop) }
     }
 
@@ -49,9 +49,10 @@ impl SocketLink {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resource::Order;
 
     fn link() -> SocketLink {
-        SocketLink::new(&platform::Sockets { hop: 58_000, bandwidth: 40e9 })
+        SocketLink::new(&platform::Sockets { hop: 58_000, bandwidth: 40e9, order: Order::InTurn })
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! host's memory and rings the NIC's doorbell, once for some commands. Only some of them ask for a completion.
 
 use super::controller::CoherenceController;
-use crate::resource::{Server, Usage};
+use crate::resource::{Order, Server, Usage};
 use crate::time::Ps;
 
 /// What a handler is like.
@@ -17,6 +17,8 @@ pub struct SqHandlerParams {
     pub signalled: u32,
     /// Bytes of a command without what it has inline.
     pub wqe_bytes: u64,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 /// A doorbell that was rung.
@@ -55,7 +57,7 @@ impl SqHandler {
     /// For so many connections.
     pub fn new(params: &SqHandlerParams, connections: usize) -> Self {
         let queues = vec![SendQueue::default(); connections];
-        Self { params: params.clone(), queues, doorbells: Server::new(1) }
+        Self { params: params.clone(), queues, doorbells: Server::new(1).ordered(params.order) }
     }
 
     /// Writes a command with so many bytes inline into a connection's queue at `address`, and rings the doorbell if that is
@@ -105,16 +107,26 @@ mod tests {
 
     fn controller() -> CoherenceController {
         CoherenceController::new(&ControllerParams {
-            link: CoherentParams { read_ps: 350_000, bandwidth_bytes_per_s: 16e9, issue_ps: 7_500, in_flight: 256 },
+            link: CoherentParams {
+                read_ps: 350_000,
+                bandwidth_bytes_per_s: 16e9,
+                issue_ps: 7_500,
+                in_flight: 256,
+                order: Order::InTurn,
+            },
             cache: CacheParams { size_bytes: 64 << 10, line_bytes: 64, ways: 1, hit_ps: 67_000 },
             tlb_entries: 4,
             page_bytes: 2 << 20,
             tlb_miss_ps: 0,
+            order: Order::InTurn,
         })
     }
 
     fn handler(batch: u32, signalled: u32) -> SqHandler {
-        SqHandler::new(&SqHandlerParams { doorbell_ps: 500_000, batch, signalled, wqe_bytes: 64 }, 2)
+        SqHandler::new(
+            &SqHandlerParams { doorbell_ps: 500_000, batch, signalled, wqe_bytes: 64, order: Order::InTurn },
+            2,
+        )
     }
 
     /// The doorbells of 64 commands of one connection that are all there at once.

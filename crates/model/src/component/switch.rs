@@ -1,7 +1,7 @@
 //! An output port of a switch: a buffer of some bytes before a link.
 
 use crate::platform;
-use crate::resource::{Channel, Usage};
+use crate::resource::{Channel, Order, Usage};
 use crate::time::Ps;
 
 /// What a port does with a packet that its buffer has no room for.
@@ -24,12 +24,20 @@ pub struct SwitchParams {
     pub buffer_bytes: u64,
     /// What becomes of packets beyond.
     pub when_full: WhenFull,
+    /// How its queues are served.
+    pub order: Order,
 }
 
 impl SwitchParams {
     /// From the sections of a switch and of the links that join it.
     pub fn new(switch: &platform::Switch, link: &platform::Ethernet, when_full: WhenFull) -> Self {
-        Self { latency_ps: switch.latency, rate_bytes_per_s: link.rate, buffer_bytes: switch.buffer, when_full }
+        Self {
+            latency_ps: switch.latency,
+            rate_bytes_per_s: link.rate,
+            buffer_bytes: switch.buffer,
+            when_full,
+            order: switch.order,
+        }
     }
 }
 
@@ -57,7 +65,7 @@ pub struct Port {
 impl Port {
     /// An idle port.
     pub fn new(params: &SwitchParams) -> Self {
-        let link = Channel::new(params.rate_bytes_per_s);
+        let link = Channel::new(params.rate_bytes_per_s).ordered(params.order);
         Self {
             room: link.time(params.buffer_bytes),
             latency: Ps(params.latency_ps),
@@ -120,7 +128,13 @@ mod tests {
 
     /// 10 Gb/s, 0.8 ns a byte; room for four packets of 1000 B.
     fn port(when_full: WhenFull) -> Port {
-        Port::new(&SwitchParams { latency_ps: 400_000, rate_bytes_per_s: 1.25e9, buffer_bytes: 4000, when_full })
+        Port::new(&SwitchParams {
+            latency_ps: 400_000,
+            rate_bytes_per_s: 1.25e9,
+            buffer_bytes: 4000,
+            when_full,
+            order: Order::InTurn,
+        })
     }
 
     #[test]

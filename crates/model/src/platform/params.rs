@@ -4,18 +4,20 @@
 //! dotted path such as `host.dram.latency`. All five fields are required: a number without a source or a range is not
 //! one that a prediction may rest on.
 
+mod parser;
+
 use std::fmt;
-use std::ops::Range;
 use std::sync::OnceLock;
 
 use serde::Serialize;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
 use super::error::{PlatformError, Problem};
 use super::parts::{self, Whole};
 use super::typed::CommandPath;
 use super::unit::{self, Dimension};
+use crate::resource::Order;
+use parser::{Lines, Parser};
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -113,9 +115,17 @@ pub struct Params {
     words: Vec<Word>,
     /// For each line the file that it comes from, and the line there.
     origins: Vec<(String, usize)>,
+    /// The section whose queues are served out of turn, if one's are.
+    out_of_turn: Option<OutOfTurn>,
 }
 
-const FIELDS: [&str; 5] = ["value", "unit", "source", "status", "range"];
+/// A section whose queues are served out of turn.
+#[derive(Clone, Debug)]
+struct OutOfTurn {
+    section: String,
+    /// Set when something with a queue is made of that section.
+    used: OnceLock<()>,
+}
 
 impl Params {
     /// Parses a file's text. Fails on the first thing that is not of the right form.
@@ -131,7 +141,7 @@ impl Params {
         let Parser { mut params, mut words, .. } = parser;
         params.sort_by_key(|param| param.line);
         words.sort_by_key(|word| word.line);
-        Ok(Self { file: file.into(), params, words, origins })
+        Ok(Self { file: file.into(), params, words, origins, out_of_turn: None })
     }
 
     /// All values, in the file's order.
@@ -150,6 +160,17 @@ impl Params {
         if let Some(param) = self.params.iter_mut().find(|param| param.path == path) {
             param.value = value;
         }
+    }
+
+    /// Has the queues of what a section describes served out of turn: a wrong model, to see who notices. Files cannot say so.
+    pub(crate) fn set_out_of_turn(&mut self, section: &str) {
+        self.out_of_turn = Some(OutOfTurn { section: section.into(), used: OnceLock::new() });
+    }
+
+    /// The section whose queues are served out of turn, if one's are, and something read it as one that has queues.
+    pub fn out_of_turn(&self) -> Option<&str> {
+        let wrong = self.out_of_turn.as_ref()?;
+        wrong.used.get().map(|()| wrong.section.as_str())
     }
 
     /// Whether anything stands under a section.
@@ -327,6 +348,15 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// How queues are served. No key of a file says so.
+    pub fn order(&self) -> Order {
+        let Some(wrong) = self.params.out_of_turn.as_ref().filter(|wrong| wrong.section == self.name) else {
+            return Order::InTurn;
+        };
+        wrong.used.get_or_init(|| ());
+        Order::OutOfTurn
+    }
+
     /// How commands reach the NIC.
     pub fn command(&self, key: &str) -> Result<CommandPath, PlatformError> {
         match self.word(key, &["store", "fetch"])? {
@@ -420,100 +450,5 @@ impl<'a> Section<'a> {
         let inside = |path: &str| !self.name.is_empty() && path.starts_with(&prefix);
         let first = self.params.iter().find(|param| inside(&param.path)).map_or(1, |param| param.line);
         self.params.error(first, &self.path(key), problem)
-    }
-}
-
-struct Parser<'a> {
-    file: &'a str,
-    lines: Lines,
-    origins: &'a [(String, usize)],
-    params: Vec<Param>,
-    words: Vec<Word>,
-}
-
-impl Parser<'_> {
-    fn table(&mut self, path: &str, table: &DeTable<'_>) -> Result<(), PlatformError> {
-        for (key, value) in table.iter() {
-            let path = if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
-            let line = self.lines.of(&key.span());
-            match value.get_ref() {
-                DeValue::String(text) => {
-                    self.words.push(Word { path, text: text.to_string(), line, used: OnceLock::new() });
-                }
-                DeValue::Table(inner) if FIELDS.iter().any(|&field| inner.contains_key(field)) => {
-                    let param = self.param(path, line, inner)?;
-                    self.params.push(param);
-                }
-                DeValue::Table(inner) => self.table(&path, inner)?,
-                _ => return Err(self.error(line, &path, Problem::NoTable)),
-            }
-        }
-        Ok(())
-    }
-
-    fn param(&self, path: String, line: usize, table: &DeTable<'_>) -> Result<Param, PlatformError> {
-        if let Some(key) = table.keys().find(|key| !FIELDS.contains(&key.get_ref().as_ref())) {
-            let problem = Problem::UnknownField(key.get_ref().to_string());
-            return Err(self.error(self.lines.of(&key.span()), &path, problem));
-        }
-        let field =
-            |name: &'static str| table.get(name).ok_or_else(|| self.error(line, &path, Problem::MissingField(name)));
-        let text = |name: &'static str| match field(name)?.get_ref() {
-            DeValue::String(text) if !text.trim().is_empty() => Ok(text.to_string()),
-            _ => Err(self.error(line, &path, Problem::NoText(name))),
-        };
-        let number = |name: &'static str, value: &Spanned<DeValue<'_>>| match number(value.get_ref()) {
-            Some(number) => Ok(number),
-            None => Err(self.error(self.lines.of(&value.span()), &path, Problem::NoNumber(name))),
-        };
-        let value = number("value", field("value")?)?;
-        let unit = text("unit")?;
-        let (dimension, factor) =
-            unit::lookup(&unit).ok_or_else(|| self.error(line, &path, Problem::UnknownUnit(unit.clone())))?;
-        let status = text("status")?;
-        let status = SourceStatus::ALL.iter().find(|(_, name)| *name == status).map(|(status, _)| *status);
-        let status = status.ok_or_else(|| self.error(line, &path, Problem::UnknownStatus))?;
-        let range = match field("range")?.get_ref() {
-            DeValue::Array(ends) if ends.len() == 2 => (number("range", &ends[0])?, number("range", &ends[1])?),
-            _ => return Err(self.error(line, &path, Problem::NoRange)),
-        };
-        if !(range.0 <= value && value <= range.1) {
-            return Err(self.error(line, &path, Problem::OutOfRange { value, range, unit }));
-        }
-        let (least, most) = dimension.bounds();
-        let (value, range) = (value * factor, (range.0 * factor, range.1 * factor));
-        if range.0 < least || range.1 > most {
-            return Err(self.error(line, &path, Problem::Impossible(dimension)));
-        }
-        let source = text("source")?;
-        Ok(Param { path, value, range, unit, dimension, source, status, line, used: OnceLock::new() })
-    }
-
-    fn error(&self, line: usize, key: &str, problem: Problem) -> PlatformError {
-        let (file, line) = origin(self.origins, self.file, line);
-        PlatformError::At { file, line, key: key.into(), problem }
-    }
-}
-
-/// A finite number.
-fn number(value: &DeValue<'_>) -> Option<f64> {
-    let number = match value {
-        DeValue::Integer(integer) => i64::from_str_radix(integer.as_str(), integer.radix()).ok()? as f64,
-        DeValue::Float(float) => float.as_str().parse().ok()?,
-        _ => return None,
-    };
-    f64::is_finite(number).then_some(number)
-}
-
-/// Turns byte offsets into line numbers, from 1.
-struct Lines(Vec<usize>);
-
-impl Lines {
-    fn new(text: &str) -> Self {
-        Self(text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect())
-    }
-
-    fn of(&self, span: &Range<usize>) -> usize {
-        self.0.partition_point(|&end| end < span.start) + 1
     }
 }

@@ -4,26 +4,36 @@
 
 use super::error::{PlatformError, Problem};
 use super::params::{Params, Section};
+use crate::resource::Order;
 
 type Result<T> = std::result::Result<T, PlatformError>;
 
-/// Declares a section: its keys are the names of the fields, read by the method of [`Section`] that stands behind.
+/// Declares a section: its keys are the names of the fields, read by the method of [`Section`] that stands behind. What it
+/// describes may have queues.
 macro_rules! section {
     (
         $(#[$doc:meta])*
         $name:ident {
             $($(#[$field_doc:meta])* $field:ident: $kind:ty = $read:ident($($least:expr)?),)*
         }
+        $(queued as $order:ident)?
     ) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $kind,)*
+            $(
+                /// How its queues are served.
+                pub $order: Order,
+            )?
         }
 
         impl $name {
             pub(super) fn read(section: &Section<'_>) -> Result<Self> {
-                Ok(Self { $($field: section.$read(stringify!($field) $(, $least)?)?,)* })
+                Ok(Self {
+                    $($field: section.$read(stringify!($field) $(, $least)?)?,)*
+                    $($order: section.order(),)?
+                })
             }
         }
     };
@@ -91,6 +101,7 @@ section! {
         /// Taking a completion off its queue, time of the core.
         complete: u64 = time_or_none(),
     }
+    queued as order
 }
 
 section! {
@@ -109,12 +120,13 @@ section! {
         /// Taking a completion off its queue, time of the core.
         complete: u64 = time_or_none(),
     }
+    queued as order
 }
 
 impl From<ClientCore> for Core {
     fn from(core: ClientCore) -> Self {
-        let ClientCore { cores, clock, poll, issue, switch, complete } = core;
-        Self { cores, clock, misses: 1, poll, dispatch: 0, issue, switch, complete }
+        let ClientCore { cores, clock, poll, issue, switch, complete, order } = core;
+        Self { cores, clock, misses: 1, poll, dispatch: 0, issue, switch, complete, order }
     }
 }
 
@@ -179,6 +191,7 @@ section! {
         /// Bytes a second, as used.
         bandwidth: f64 = bandwidth(),
     }
+    queued as order
 }
 
 section! {
@@ -189,6 +202,7 @@ section! {
         /// Bytes a second each way.
         bandwidth: f64 = bandwidth(),
     }
+    queued as order
 }
 
 section! {
@@ -211,6 +225,7 @@ section! {
         /// Reads under way at most.
         tags: u64 = count(1),
     }
+    queued as order
 }
 
 section! {
@@ -245,6 +260,7 @@ section! {
         /// Bytes of a command.
         wqe: u64 = size(1),
     }
+    queued as order
 }
 
 section! {
@@ -301,6 +317,7 @@ section! {
         /// One of many accesses to host memory under way: time of the core.
         host_pipelined: u64 = time(),
     }
+    queued as order
 }
 
 section! {
@@ -366,6 +383,7 @@ section! {
         /// Serial work done in a time, as a part of what a host core does.
         compute: f64 = factor(),
     }
+    queued as order
 }
 
 section! {
@@ -382,6 +400,7 @@ section! {
         /// Cycles of a step of a request, memory apart.
         step_cycles: f64 = cycles(),
     }
+    queued as order
 }
 
 section! {
@@ -398,6 +417,7 @@ section! {
         /// Clock of the accelerator.
         clock: f64 = rate(),
     }
+    queued as order
 }
 
 section! {
@@ -412,6 +432,7 @@ section! {
         /// Cycles between two requests.
         issue_cycles: f64 = cycles(),
     }
+    queued as order
 }
 
 section! {
@@ -430,6 +451,7 @@ section! {
         /// From a line written until it is durable.
         persist: u64 = time(),
     }
+    queued as order
 }
 
 section! {
@@ -508,6 +530,7 @@ section! {
         /// From a buffer that is sent until TCP knows.
         completion: u64 = time(),
     }
+    queued as order
 }
 
 section! {
@@ -522,6 +545,7 @@ section! {
         /// Bytes of payload in a packet at most.
         mtu: u64 = size(64),
     }
+    queued as order
 }
 
 section! {
@@ -532,6 +556,7 @@ section! {
         /// Bytes of buffer for each port.
         buffer: u64 = size(64),
     }
+    queued as order
 }
 
 section! {

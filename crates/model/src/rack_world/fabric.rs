@@ -143,7 +143,13 @@ impl Fabric {
         };
         let node =
             || Node { port: port.clone(), cache: spec.cached.then(|| DramCache::new(&cache)), poller: poller(queues) };
-        let wire = EthernetParams { rate_bytes_per_s: rate, latency_ps: ethernet.latency, overhead_bytes: header };
+        let wire = EthernetParams {
+            rate_bytes_per_s: rate,
+            latency_ps: ethernet.latency,
+            overhead_bytes: header,
+            order: ethernet.order,
+        };
+        let device = Channel::new(costs.device_bandwidth * spec.device_share).ordered(costs.order);
         let devices = if spec.devices == 0 { costs.devices } else { spec.devices };
         let rack = || {
             let mut dispatcher = Dispatcher::new(Coalescing { count: 1, delay: 0 });
@@ -153,7 +159,7 @@ impl Fabric {
                 dispatcher,
                 nics: vec![Ethernet::new(&wire); spec.nics],
                 completions: poller(spec.nics),
-                devices: vec![Channel::new(costs.device_bandwidth * spec.device_share); devices as usize],
+                devices: vec![device.clone(); devices as usize],
                 free: Vec::new(),
                 buffers: 0,
                 passing: std::collections::BTreeMap::new(),
@@ -348,5 +354,6 @@ fn port(platform: &Platform, accel: &Accel, costs: &RackCosts, spec: &FabricSpec
         bandwidth_bytes_per_s: accel.bandwidth * accel.efficiency,
         // The core's own line fills, or what the instruction set's extension allows, whichever is less.
         outstanding: platform.host.misses.min(accel.in_flight) as usize,
+        order: accel.order,
     })
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::platform::RackCosts;
+use crate::platform::{Core, RackCosts};
 use crate::resource::{Server, Usage};
 use crate::time::Ps;
 
@@ -68,10 +68,11 @@ pub(super) struct Host {
 
 impl Host {
     /// With a program; the first of its cores is the program's.
-    pub fn new(cores: u64, program: Vec<RackStep>) -> Self {
-        let soft: Vec<_> = (1..cores.max(2)).map(|_| Server::new(1)).collect();
+    pub fn new(core: &Core, program: Vec<RackStep>) -> Self {
+        let one = Server::new(1).ordered(core.order);
+        let soft: Vec<_> = (1..core.cores.max(2)).map(|_| one.clone()).collect();
         Self {
-            app: Server::new(1),
+            app: one,
             app_stalled: Ps::ZERO,
             soft_stalled: vec![Ps::ZERO; soft.len()],
             soft,

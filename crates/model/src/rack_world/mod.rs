@@ -228,10 +228,9 @@ impl World {
                 (Network::Fabric(Box::new(made)), fabric.policy(costs, segment), fabric.nics.max(1))
             }
         };
-        let cores = platform.host.cores;
         let mut world = Self {
             queue: WheelQueue::new(),
-            hosts: spec.programs.iter().map(|program| Host::new(cores, program.clone())).collect(),
+            hosts: spec.programs.iter().map(|program| Host::new(&platform.host, program.clone())).collect(),
             flows: Vec::new(),
             packets: Vec::new(),
             spare: Vec::new(),

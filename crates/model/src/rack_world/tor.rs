@@ -29,13 +29,15 @@ impl Tor {
     pub fn new(platform: &Platform, costs: &RackCosts, nodes: usize, rate: f64, overhead: u64) -> Option<Self> {
         let switch = platform.switch.as_ref()?;
         let hop = platform.nic.as_ref()?.ethernet.latency;
-        let wire = EthernetParams { rate_bytes_per_s: rate, latency_ps: hop, overhead_bytes: overhead };
+        let order = platform.nic.as_ref()?.ethernet.order;
+        let wire = EthernetParams { rate_bytes_per_s: rate, latency_ps: hop, overhead_bytes: overhead, order };
         let port = |rate| {
             Port::new(&SwitchParams {
                 latency_ps: switch.latency,
                 rate_bytes_per_s: rate,
                 buffer_bytes: switch.buffer,
                 when_full: WhenFull::Drop,
+                order: switch.order,
             })
         };
         Some(Self {

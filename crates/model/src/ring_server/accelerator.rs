@@ -111,6 +111,7 @@ impl AcceleratorUnit {
                     bandwidth_bytes_per_s: cxl.bandwidth,
                     issue_ps: Ps::cycles(cxl.issue_cycles, cxl.clock).0,
                     in_flight: accel.in_flight as usize,
+                    order: cxl.order,
                 };
                 // A snoop goes one way.
                 signal = Ps(cxl.read_latency / 2);
@@ -133,6 +134,7 @@ impl AcceleratorUnit {
             batch: spec.doorbell_batch.max(1),
             signalled: costs.signalled as u32,
             wqe_bytes: wqe,
+            order: accel.order,
         };
         Ok(Some(Self {
             age: Ps(params.link.read_ps / 2),
@@ -150,7 +152,7 @@ impl AcceleratorUnit {
             rings: (0..rings).map(|_| Ring::default()).collect(),
             under_way: 0,
             outstanding: if spec.outstanding > 0 { spec.outstanding } else { accel.in_flight as usize },
-            steps: Pipeline::new(Ps::cycles(1.0, clock), Ps::cycles(soft.step_cycles, clock)),
+            steps: Pipeline::new(Ps::cycles(1.0, clock), Ps::cycles(soft.step_cycles, clock)).ordered(soft.order),
             handler: SqHandler::new(&handler, rings),
         }))
     }
@@ -324,6 +326,7 @@ impl From<&LocalMemory> for MemoryParams {
             channels: memory.channels as usize,
             interleave_bytes: memory.interleave,
             line_bytes: LINE,
+            order: memory.order,
         }
     }
 }

@@ -75,7 +75,7 @@ impl Network {
         Some(Self {
             client: Port::new(nic),
             server: Port::new(nic),
-            posting: vec![Server::new(1); spec.clients],
+            posting: vec![Server::new(1).ordered(platform.client.order); spec.clients],
             issue: Ps(platform.client.issue),
             poll: Ps(platform.client.poll),
             pointers,

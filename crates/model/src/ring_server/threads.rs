@@ -11,7 +11,7 @@ use crate::component::cache::{Cache, CacheAccess, CacheParams};
 use crate::component::memory::MemoryChannels;
 use crate::component::nic_cores::NicCoreParams;
 use crate::platform::Platform;
-use crate::resource::{Pool, Usage};
+use crate::resource::{Order, Pool, Usage};
 use crate::time::Ps;
 
 /// Threads of a server.
@@ -62,6 +62,8 @@ struct Costs {
     dispatch: Ps,
     issue: Ps,
     switch: Ps,
+    /// In which order requests that wait are taken.
+    order: Order,
     /// Work done in a time, as a part of what a host core does.
     speed: f64,
     /// How often for a request the system takes the thread away, and for how long.
@@ -88,6 +90,7 @@ impl Threads {
             dispatch: Ps(core.dispatch),
             issue: Ps(core.issue),
             switch: Ps(core.switch),
+            order: core.order,
             speed: 1.0,
             stalls: stalls(platform, spec),
         };
@@ -103,6 +106,7 @@ impl Threads {
             dispatch: Ps(card.dispatch),
             issue: Ps(card.issue),
             switch: Ps(params.cores.switch_ps),
+            order: card.order,
             speed: params.speed,
             stalls: stalls(platform, spec),
         };
@@ -131,7 +135,7 @@ impl Threads {
             queue: VecDeque::new(),
             batch: Vec::new(),
             idle: true,
-            misses: Pool::new(misses),
+            misses: Pool::new(misses).ordered(costs.order),
             busy: Ps::ZERO,
         };
         let threads = (0..spec.threads.max(1)).map(|_| thread()).collect();
@@ -177,8 +181,8 @@ impl Threads {
     fn turn(&mut self, world: &mut World, now: Ps, number: u16) {
         let thread = &mut self.threads[usize::from(number)];
         if thread.batch.is_empty() {
-            let take = thread.queue.len().min(self.spec.batch.max(1));
-            thread.batch.extend(thread.queue.drain(..take));
+            let next = std::iter::from_fn(|| self.costs.order.take(&mut thread.queue));
+            thread.batch.extend(next.take(self.spec.batch.max(1)));
             if thread.batch.is_empty() {
                 thread.idle = true;
                 return;

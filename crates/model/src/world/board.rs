@@ -109,7 +109,7 @@ impl Board {
             threads: spec.threads.as_ref().map(|threads| Threads {
                 caches: Hierarchy::new(threads),
                 current: 0,
-                shared: Server::new(1),
+                shared: Server::new(1).ordered(spec.core.order),
             }),
             spec: spec.clone(),
         }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::WorldError;
 use crate::component::ethernet::EthernetParams;
 use crate::component::switch::{Forward, Port, SwitchParams, WhenFull};
-use crate::resource::Usage;
+use crate::resource::{Order, Usage};
 use crate::time::Ps;
 
 /// A switch.
@@ -17,6 +17,8 @@ pub struct SwitchSpec {
     pub buffer: u64,
     /// What becomes of packets beyond.
     pub when_full: WhenFull,
+    /// How the queues of its ports are served.
+    pub order: Order,
 }
 
 /// What is plugged in where. NICs and switches are counted over the whole fabric.
@@ -55,7 +57,7 @@ impl SwitchSpec {
     /// A switch of a data centre, where a platform has none of its own: 300 ns from port to port, and of 16 MB that 32 ports
     /// share half a megabyte each (Mellanox SN2700). Lossless, as RoCE has it.
     pub fn usual() -> Self {
-        Self { latency: Ps(300_000), buffer: 512 << 10, when_full: WhenFull::Pause }
+        Self { latency: Ps(300_000), buffer: 512 << 10, when_full: WhenFull::Pause, order: Order::InTurn }
     }
 }
 
@@ -121,12 +123,13 @@ impl Network {
         let mut to_switches: Vec<Vec<(usize, u32)>> = vec![Vec::new(); spec.switches.len()];
         let mut switch_of = vec![None; nics];
         let mut add = |switch: usize, link: &EthernetParams, latency| {
-            let SwitchSpec { latency: through, buffer, when_full } = spec.switches[switch];
+            let SwitchSpec { latency: through, buffer, when_full, order } = spec.switches[switch];
             let port = Port::new(&SwitchParams {
                 latency_ps: through.0,
                 rate_bytes_per_s: link.rate_bytes_per_s,
                 buffer_bytes: buffer,
                 when_full,
+                order,
             });
             outputs.push(Output { port, latency, feeder: Feeder::Shared });
             outputs.len() as u32 - 1

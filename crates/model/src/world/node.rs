@@ -23,6 +23,7 @@ use super::processor::Arrival;
 use super::site::{Site, SiteMemory};
 use super::streams::{FEED_ROOM, Stream};
 use super::tasks::{Tasks, Turn, tasks};
+use crate::resource::Order;
 use crate::time::Ps;
 
 /// RPC verbs that run at once of what one NIC received; one client has half.
@@ -82,6 +83,8 @@ struct Threads {
     free: BinaryHeap<Reverse<(Ps, u16)>>,
     /// Calls that no thread has yet: the kernel, and the way of its request unless the call is a thread's own.
     waiting: VecDeque<(u32, Option<u16>, usize)>,
+    /// Who of these is next.
+    order: Order,
     /// The thread of each kernel, and since when it has it.
     of: Vec<(u16, Ps)>,
 }
@@ -198,6 +201,7 @@ impl Fabric {
         place.threads = threads.filter(|_| placement == Placement::Host).map(|threads| Threads {
             free: (0..threads.cores as u16).map(|thread| Reverse((Ps::ZERO, thread))).collect(),
             waiting: VecDeque::new(),
+            order: threads.order,
             of: vec![(0, Ps::ZERO); capacity],
         });
         Ok(self.add_place(place))
@@ -376,7 +380,7 @@ impl Fabric {
         let (thread, since) = threads.of[task as usize];
         self.places[place].site.hardware().borrow_mut().board.was_busy(since, at);
         let Some(threads) = &mut self.places[place].threads else { return };
-        match threads.waiting.pop_front() {
+        match threads.order.take(&mut threads.waiting) {
             Some(next) => _ = self.take_up(place, next, (thread, at)),
             None => threads.free.push(Reverse((at, thread))),
         }

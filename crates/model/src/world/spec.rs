@@ -111,12 +111,13 @@ impl MachineSpec {
             issue: cores.issue,
             switch: 0,
             complete: 0,
+            order: cores.order,
         };
         let machine = Self {
             package: core.cores,
             core,
             cache: Cache { size: cores.cache_size, latency: cores.cache_latency, ways: 16 },
-            dram: Dram { latency: cores.dram_latency, bandwidth: cores.dram_bandwidth },
+            dram: Dram { latency: cores.dram_latency, bandwidth: cores.dram_bandwidth, order: cores.order },
             nic: HardwareNic { pcie: card.pcie.clone(), ..node.nic.clone() },
             card: None,
             accel: None,
@@ -129,8 +130,7 @@ impl MachineSpec {
     fn with_threads(mut self, caches: &PrivateCaches, threads: u64) -> Self {
         let (last, memory) = (CacheParams::from(&self.cache), MemoryParams::from(&self.dram));
         self.core.cores = threads;
-        let core = &self.core;
-        self.threads = Some(HierarchyParams::new(caches, (threads, core.misses, core.clock), last, memory));
+        self.threads = Some(HierarchyParams::new(caches, &self.core, last, memory));
         self
     }
 
@@ -276,6 +276,7 @@ impl PairSpec {
             latency: Ps(switch.latency),
             buffer: switch.buffer,
             when_full: WhenFull::Pause,
+            order: switch.order,
         });
         own.or((self.clients > 1).then(SwitchSpec::usual))
     }

@@ -17,8 +17,8 @@ use point::{Ground, Outcome};
 use study::{At, BluefieldSeries, Setup, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
-    Reproduction, run_all,
+    self, Change, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, Reproduction, run_all,
 };
 
 /// Operations of a point of a mutant at most: its figures are held against each other's, not against the paper's.
@@ -49,9 +49,10 @@ pub fn reproduce(
     })
 }
 
-/// Tries what the checks catch of changes to the platforms' values, after fitting.
+/// Tries what the checks catch of such changes to the platforms, after fitting.
 pub fn mutate(
     options: &ReproduceOptions,
+    changes: &[Change],
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Mutation, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
@@ -59,7 +60,7 @@ pub fn mutate(
     let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
         judge(&studies, platforms, MUTANT_OPERATIONS, &ReproduceOptions { seed, ..options.clone() }, progress)
     };
-    reproduce::mutate("BlueField", &platforms, options.seed, judge, progress)
+    reproduce::mutate("BlueField", (&platforms, changes), options.seed, judge, progress)
 }
 
 /// Claims that are points of a figure: which one, of which figure, at which x.

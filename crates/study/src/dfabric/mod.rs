@@ -15,8 +15,8 @@ pub use point::{PointFigures, Run, Setup, System, Without};
 use study::{DFabricSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
-    run_all,
+    self, Change, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
+    Reproduction, run_all,
 };
 
 /// Reproduces DFabric's figures. `progress` hears of every point; when it returns false the run ends.
@@ -43,9 +43,10 @@ pub fn reproduce(
     })
 }
 
-/// Tries what the checks catch of changes to the platform's values, after fitting.
+/// Tries what the checks catch of such changes to the platform, after fitting.
 pub fn mutate(
     options: &ReproduceOptions,
+    changes: &[Change],
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Mutation, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
@@ -55,7 +56,7 @@ pub fn mutate(
         [platform, ..] => judge(&studies, platform, &ReproduceOptions { seed, ..options.clone() }, progress),
         [] => Err(ReproduceError::Interrupted),
     };
-    reproduce::mutate("DFabric", &[platform], options.seed, judge, progress)
+    reproduce::mutate("DFabric", (&[platform], changes), options.seed, judge, progress)
 }
 
 /// Runs the studies on this platform, and judges what comes.

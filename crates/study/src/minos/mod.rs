@@ -16,7 +16,8 @@ pub use readings::{Chosen, Reading, ReadingsTable, readings};
 use study::{MinosSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, Fitted, Judged, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction, run_all,
+    self, Change, Dot, Figure, Fitted, Judged, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction,
+    run_all,
 };
 
 /// What to reproduce, and how.
@@ -67,9 +68,10 @@ fn judged(
     Ok((judge(&studies, &platform, options, progress)?, platform, fitted))
 }
 
-/// Tries what the checks catch of changes to the platform's values, after fitting.
+/// Tries what the checks catch of such changes to the platform, after fitting.
 pub fn mutate(
     options: &MinosOptions,
+    changes: &[Change],
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Mutation, ReproduceError> {
     let seed = options.common.seed;
@@ -83,7 +85,7 @@ pub fn mutate(
         }
         [] => Err(ReproduceError::Interrupted),
     };
-    reproduce::mutate("MINOS", &[platform], seed, judge, progress)
+    reproduce::mutate("MINOS", (&[platform], changes), seed, judge, progress)
 }
 
 /// Runs the studies on this platform, and judges what comes.

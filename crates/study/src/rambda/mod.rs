@@ -13,8 +13,8 @@ pub use point::{PointFigures, Run, Server, Setup};
 use study::{RambdaSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
-    number, run_all,
+    self, Change, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
+    Reproduction, number, run_all,
 };
 
 /// Reproduces RAMBDA's figures. `progress` hears of every point; when it returns false the run ends.
@@ -40,9 +40,10 @@ pub fn reproduce(
     })
 }
 
-/// Tries what the checks catch of changes to the platform's values, after fitting.
+/// Tries what the checks catch of such changes to the platform, after fitting.
 pub fn mutate(
     options: &ReproduceOptions,
+    changes: &[Change],
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Mutation, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
@@ -52,7 +53,7 @@ pub fn mutate(
         [platform, ..] => judge(&studies, platform, &ReproduceOptions { seed, ..options.clone() }, progress),
         [] => Err(ReproduceError::Interrupted),
     };
-    reproduce::mutate("RAMBDA", &[platform], options.seed, judge, progress)
+    reproduce::mutate("RAMBDA", (&[platform], changes), options.seed, judge, progress)
 }
 
 /// Runs the studies on this platform, and judges what comes.

@@ -68,8 +68,9 @@ fn versioned(key: &str) -> Option<String> {
 
 /// All values of a platform, for keys.
 pub(crate) fn values(platform: &Platform) -> String {
-    let values: Vec<String> = platform.params.iter().map(|param| format!("{}={:?}", param.path, param.value)).collect();
-    values.join(" ")
+    let values = platform.params.iter().map(|param| format!("{}={:?}", param.path, param.value));
+    let wrong = platform.params.out_of_turn().map(|section| format!("{section} out of turn"));
+    values.chain(wrong).collect::<Vec<_>>().join(" ")
 }
 
 /// Names the code by the running program's own bytes: a change anywhere makes results new. The link of the process is

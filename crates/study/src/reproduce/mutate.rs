@@ -1,28 +1,25 @@
-//! Mutants of a paper's model: each value of its platforms halved and doubled, each component for nothing. What the
-//! checks catch of them says how far the checks can be trusted.
+//! Mutants of a paper's model: each value of its platforms halved and doubled, each component for nothing, each that has
+//! queues serving them out of turn. What the checks catch of them says how far the checks can be trusted.
+
+mod plan;
 
 use std::fmt::Write;
 
-use remora_kernel::crc64;
-use remora_model::platform::{Dimension, Param, Platform};
+use remora_model::platform::Platform;
 use serde::Serialize;
 
 use super::{Claim, ClaimKind, Figure, ReproduceError, ReproduceProgress, Sums, Trend};
 use crate::modelled::ModelError;
+use plan::{nearly, plans};
 
 /// A figure that moves by more than this part is another figure; of a dot that moves by itself, by more than this and twice
 /// that.
 pub const MOVED: f64 = 0.1;
 /// Runs that say how far dots move by themselves, and which trends hold by chance: with another seed each, and with times,
-/// rates, bandwidths and ratios that are off by up to [`OFF`].
+/// rates, bandwidths and ratios that are off by up to a hundredth.
 const SEEDS: u64 = 2;
-/// A hundredth: no value is known better. What that moves by much is chaos, such as who of many loses a packet.
-const OFF: f64 = 0.01;
 /// The part of the mutants that move a figure which trends are to catch.
 pub const CAUGHT: f64 = 0.8;
-/// By how much rates and bandwidths of a component grow that is for nothing.
-const FREE: f64 = 1000.0;
-
 /// What is done to the platforms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -33,6 +30,23 @@ pub enum Change {
     Double,
     /// All times of a section are 0, and its rates a thousand times as high.
     Free,
+    /// The queues of what a section describes are served out of turn (see [`remora_model::resource::Order`]).
+    Order,
+}
+
+impl Change {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Half, Self::Double, Self::Free, Self::Order];
+
+    /// What is done, in words.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Half => "x 0.5",
+            Self::Double => "x 2",
+            Self::Free => "for nothing",
+            Self::Order => "out of turn",
+        }
+    }
 }
 
 /// What is run and judged for a platform's values.
@@ -77,11 +91,7 @@ impl Mutant {
     /// `host.pcie.read_latency x 2`.
     pub fn name(&self) -> String {
         let on = self.platform.as_ref().map_or(String::new(), |platform| format!(" on {platform}"));
-        match self.change {
-            Change::Half => format!("{} x 0.5{on}", self.what),
-            Change::Double => format!("{} x 2{on}", self.what),
-            Change::Free => format!("{} for nothing{on}", self.what),
-        }
+        format!("{} {}{on}", self.what, self.change.name())
     }
 }
 
@@ -90,7 +100,7 @@ impl Mutant {
 pub struct Mutation {
     /// The system's name.
     pub system: &'static str,
-    /// The mutants, in the order of the platform's file.
+    /// The mutants, in the order of the platform's file: values, then components for nothing, then queues out of turn.
     pub mutants: Vec<Mutant>,
     /// Trends that are judged.
     pub trends: usize,
@@ -126,6 +136,20 @@ impl Mutation {
         json
     }
 
+    /// A line for each kind of change.
+    fn kinds(&self, out: &mut String) {
+        let _ = writeln!(out, "{:<12}{:>8}{:>12}{:>8}{:>8}", "change", "tried", "do not run", "move", "caught");
+        for change in Change::ALL {
+            let of = |what: fn(&Mutant) -> bool| self.mutants.iter().filter(|m| m.change == change && what(m)).count();
+            let (tried, refused) = (of(|_| true), of(|m| m.refused.is_some()));
+            let (moves, caught) = (of(Mutant::matters), of(|m| m.matters() && !m.trends.is_empty()));
+            if tried > 0 {
+                let _ = writeln!(out, "{:<12}{tried:>8}{refused:>12}{moves:>8}{caught:>8}", change.name());
+            }
+        }
+        out.push('\n');
+    }
+
     /// Everything in columns.
     pub fn table(&self) -> String {
         let mut out = self.incomplete.as_ref().map_or_else(String::new, |why| format!("Not complete: {why}\n\n"));
@@ -133,14 +157,14 @@ impl Mutation {
         let all = self.mattering().count();
         let _ = writeln!(
             out,
-            "{}: {} mutants: each value halved and doubled after fitting, each component for nothing. {} do not run, {} move \
-             no figure by over {:.0} %, {all} do.\n",
+            "{}: {} mutants of the platform after fitting. {} do not run, {} move no figure by over {:.0} %, {all} do.\n",
             self.system,
             self.mutants.len(),
             refused,
             self.mutants.len() - refused - all,
             MOVED * 100.0
         );
+        self.kinds(&mut out);
         let width = self.mattering().map(|mutant| mutant.name().len()).max().unwrap_or(0);
         let _ = writeln!(out, "{:width$} {:>9}  seen by", "mutant", "moves");
         for mutant in self.mattering() {
@@ -200,15 +224,16 @@ impl Mutant {
 pub(crate) type Judge<'a> =
     dyn FnMut(&[Platform], u64, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Judged, ReproduceError> + 'a;
 
-/// Tries all mutants of these platforms. `progress` hears of every point; when it says no, what was tried by then is given.
+/// Tries all mutants of these platforms that are of such `changes`. `progress` hears of every point; when it says no, what
+/// was tried by then is given.
 pub(crate) fn mutate(
     system: &'static str,
-    platforms: &[Platform],
+    (platforms, changes): (&[Platform], &[Change]),
     seed: u64,
     judge: &mut Judge<'_>,
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Mutation, ReproduceError> {
-    let plans = plans(platforms);
+    let plans = plans(platforms, changes)?;
     let (mut turn, mut before) = (0, (0, 0.0));
     let mut last = before;
     let turns = plans.len() + 1 + SEEDS as usize;
@@ -256,23 +281,6 @@ pub(crate) fn mutate(
         all.mutants.push(mutant);
     }
     Ok(all)
-}
-
-/// A platform whose values are off by up to [`OFF`], each by its own part, which it has in other platforms too.
-fn nearly(platform: &Platform, turn: u64) -> Result<Platform, ReproduceError> {
-    let off = |param: &Param| {
-        let drawn = crc64(format!("{turn} {}", param.path).as_bytes()) as f64 / u64::MAX as f64;
-        param.value * (1.0 + OFF * (2.0 * drawn - 1.0))
-    };
-    let may = |param: &&Param| match param.dimension {
-        Dimension::Time | Dimension::Cycles | Dimension::Bandwidth | Dimension::Rate => param.value > 0.0,
-        // Parts of a whole stay below it.
-        Dimension::Ratio => (0.0..0.99).contains(&param.value) && param.value > 0.0,
-        Dimension::Size | Dimension::Power | Dimension::Count => false,
-    };
-    let values: Vec<(&str, f64)> =
-        platform.params.iter().filter(may).map(|param| (param.path.as_str(), off(param))).collect();
-    Ok(platform.with(&values)?)
 }
 
 /// A dot of a figure in two runs.
@@ -368,116 +376,9 @@ fn compare(mutant: &mut Mutant, (base, noise): (&Judged, &[f64]), now: &Judged) 
     }
 }
 
-/// A mutant to come: for each platform, the values that it gets.
-struct Plan {
-    mutant: Mutant,
-    values: Vec<Vec<(String, f64)>>,
-}
-
-impl Plan {
-    fn platforms(&self, platforms: &[Platform]) -> Result<Vec<Platform>, ReproduceError> {
-        let with = |(platform, values): (&Platform, &Vec<(String, f64)>)| {
-            let values: Vec<(&str, f64)> = values.iter().map(|(path, value)| (path.as_str(), *value)).collect();
-            Ok(platform.with(&values)?)
-        };
-        platforms.iter().zip(&self.values).map(with).collect()
-    }
-
-    fn new(what: &str, platform: Option<&Platform>, change: Change, values: Vec<Vec<(String, f64)>>) -> Self {
-        let (empty, platform) = (Vec::new, platform.map(|platform| platform.name.clone()));
-        let (what, at, refused) = (what.into(), String::new(), None);
-        let mutant = Mutant {
-            what,
-            platform,
-            change,
-            moved: 0.0,
-            at,
-            trends: empty(),
-            rows: empty(),
-            went_in: empty(),
-            refused,
-        };
-        Self { mutant, values }
-    }
-}
-
-/// All mutants. A value that all platforms have alike is one of one device and changes in all of them.
-fn plans(platforms: &[Platform]) -> Vec<Plan> {
-    let mut plans = Vec::new();
-    let Some(first) = platforms.first() else { return plans };
-    for param in first.params.iter().filter(|param| param.value > 0.0) {
-        let same = |other: &Platform| other.params.get(&param.path).is_some_and(|p| p.value == param.value);
-        // Those that are changed together.
-        let groups: Vec<Vec<usize>> = match platforms.iter().all(same) {
-            true => vec![(0..platforms.len()).collect()],
-            false => (0..platforms.len()).map(|n| vec![n]).collect(),
-        };
-        for group in &groups {
-            for (change, factor) in [(Change::Half, 0.5), (Change::Double, 2.0)] {
-                let of = |(n, platform): (usize, &Platform)| {
-                    let param = platform.params.get(&param.path).filter(|_| group.contains(&n))?;
-                    Some((param.path.clone(), settled(param, param.value * factor)))
-                };
-                let values: Vec<Vec<_>> =
-                    platforms.iter().enumerate().map(|each| of(each).into_iter().collect()).collect();
-                let alone = (groups.len() > 1).then(|| &platforms[group[0]]);
-                plans.push(Plan::new(&param.path, alone, change, values));
-            }
-        }
-    }
-    let mut sections: Vec<&str> = first.params.iter().filter_map(|p| Some(p.path.rsplit_once('.')?.0)).collect();
-    sections.dedup();
-    for section in sections {
-        let of = |platform: &Platform| -> Vec<(String, f64)> {
-            let inside = platform.params.iter().filter(|p| p.path.rsplit_once('.').is_some_and(|(s, _)| s == section));
-            inside.filter_map(|param| Some((param.path.clone(), free(param)?))).collect()
-        };
-        let values: Vec<Vec<_>> = platforms.iter().map(of).collect();
-        if values.iter().any(|values| !values.is_empty()) {
-            plans.push(Plan::new(section, None, Change::Free, values));
-        }
-    }
-    plans
-}
-
-/// The value of a component that is for nothing, if it is one that costs.
-fn free(param: &Param) -> Option<f64> {
-    match param.dimension {
-        Dimension::Time | Dimension::Cycles => Some(0.0),
-        Dimension::Bandwidth | Dimension::Rate => Some(param.value * FREE),
-        Dimension::Size | Dimension::Power | Dimension::Count | Dimension::Ratio => None,
-    }
-}
-
-/// Counts and sizes stay whole, and are never nothing.
-fn settled(param: &Param, value: f64) -> f64 {
-    if matches!(param.dimension, Dimension::Count | Dimension::Size) { value.round().max(1.0) } else { value }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_off_by_a_hundredth_at_most_and_alike_where_they_are_one_devices() {
-        let [small, large] = ["strom-10g", "strom-100g"].map(|name| Platform::load(name).unwrap());
-        let [near, far] = [&small, &large].map(|platform| nearly(platform, 1).unwrap());
-        let factor = |was: &Platform, now: &Platform, path: &str| {
-            now.params.get(path).unwrap().value / was.params.get(path).unwrap().value
-        };
-        let mut moved = 0;
-        for param in small.params.iter().filter(|param| param.value > 0.0) {
-            let off = factor(&small, &near, &param.path);
-            assert!((off - 1.0).abs() <= OFF + 1e-12, "{}: {off}", param.path);
-            moved += usize::from(off != 1.0);
-            if large.params.get(&param.path).is_some_and(|other| other.value == param.value) {
-                assert_eq!(off, factor(&large, &far, &param.path), "{}", param.path);
-            }
-        }
-        assert!(moved > 20, "{moved} values");
-        let again = nearly(&small, 2).unwrap();
-        assert!(again.params.iter().zip(near.params.iter()).any(|(a, b)| a.value != b.value), "each run has its own");
-    }
 
     #[test]
     fn slices_count_by_when_what_they_carry_was_there() {

@@ -17,8 +17,8 @@ use point::Ground;
 use study::{StromSeries, Study};
 
 use crate::reproduce::{
-    self, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
-    Reproduction, number, run_all,
+    self, Change, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, Reproduction, number, run_all,
 };
 
 /// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
@@ -45,9 +45,10 @@ pub fn reproduce(
     })
 }
 
-/// Tries what the checks catch of changes to the platforms' values, after fitting.
+/// Tries what the checks catch of such changes to the platforms, after fitting.
 pub fn mutate(
     options: &ReproduceOptions,
+    changes: &[Change],
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Mutation, ReproduceError> {
     let studies = study::studies(options.figure.as_deref())?;
@@ -55,7 +56,7 @@ pub fn mutate(
     let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
         judge(&studies, platforms, &ReproduceOptions { seed, ..options.clone() }, progress)
     };
-    reproduce::mutate("StRoM", &platforms, options.seed, judge, progress)
+    reproduce::mutate("StRoM", (&platforms, changes), options.seed, judge, progress)
 }
 
 /// Runs the studies on these platforms, and judges what comes.

@@ -6,6 +6,7 @@ use remora_store::{Place as Stored, list};
 use super::*;
 use crate::component::memory::MemoryParams;
 use crate::component::switch::WhenFull;
+use crate::resource::Order;
 use crate::world::ConnectionId;
 use crate::world::RawVerb;
 use crate::world::network::{Cable, SwitchSpec};
@@ -20,7 +21,7 @@ fn strom(values: &[(&str, f64)]) -> Platform {
 const WIRE: f64 = 1.25 * 1408.0 / 1490.0;
 
 fn star(machines: u16, when_full: WhenFull, buffer: u64) -> NetworkSpec {
-    NetworkSpec::star(SwitchSpec { latency: Ps::from_ns(300), buffer, when_full }, machines)
+    NetworkSpec::star(SwitchSpec { latency: Ps::from_ns(300), buffer, when_full, order: Order::InTurn }, machines)
 }
 
 fn near(value: f64, by_hand: f64) {
@@ -69,8 +70,10 @@ fn two_clients_of_a_node_share_its_port_and_those_of_two_nodes_do_not() {
 
 #[test]
 fn a_trunk_is_shared_by_all_that_cross_it() {
-    let switch = SwitchSpec { latency: Ps::from_ns(300), buffer: 1 << 20, when_full: WhenFull::Pause };
-    let link = EthernetParams { rate_bytes_per_s: 1.25e9, latency_ps: 500_000, overhead_bytes: 0 };
+    let switch =
+        SwitchSpec { latency: Ps::from_ns(300), buffer: 1 << 20, when_full: WhenFull::Pause, order: Order::InTurn };
+    let link =
+        EthernetParams { rate_bytes_per_s: 1.25e9, latency_ps: 500_000, overhead_bytes: 0, order: Order::InTurn };
     let uplink = |nic| Cable::Uplink { nic, switch: nic / 2 };
     let cables = (0..4).map(uplink).chain([Cable::Trunk { a: 0, b: 1, link }]).collect();
     let network = NetworkSpec { switches: vec![switch; 2], cables };

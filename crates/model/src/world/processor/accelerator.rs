@@ -43,7 +43,7 @@ impl Accelerator {
                 hit_ps: accel.cache_latency,
             }),
             cache_bytes: accel.cache_size,
-            unit: Server::new(1),
+            unit: Server::new(1).ordered(accel.order),
         }
     }
 }

@@ -24,7 +24,8 @@ pub struct Pipeline {
 impl Pipeline {
     /// Idle kernels in the data path of a NIC.
     pub fn new(nic: usize, pipeline: &crate::platform::Pipeline) -> Self {
-        Self { nic, clock: pipeline.clock, access_cycles: pipeline.kernel_cycles, bus: Server::new(1) }
+        let bus = Server::new(1).ordered(pipeline.order);
+        Self { nic, clock: pipeline.clock, access_cycles: pipeline.kernel_cycles, bus }
     }
 }
 
