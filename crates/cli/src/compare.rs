@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -32,7 +32,7 @@ use remora_study::{MeasuredRows, StudyError, workload};
 use crate::Failure;
 use crate::args;
 use crate::capture::Capture;
-use crate::output::{cannot_write, write};
+use crate::output::{cannot_write, now_unix_s, write};
 use crate::progress::{Display, detail, stop_flag};
 
 /// How long each probe of the machine runs.
@@ -128,7 +128,7 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     if modelled.is_some() && (!args.both || cut.is_some()) {
         display.clear();
         let setup = setup(args, &records, trace.as_ref());
-        let report = Report::new(command(), now(), setup, Machine::describe(), Vec::new());
+        let report = Report::new(command(), now_unix_s(), setup, Machine::describe(), Vec::new());
         let incomplete = cut.as_ref().map(|(_, missing)| missing.clone());
         publish(args, &Report { modelled, incomplete, ..report })?;
         return cut.map_or(Ok(()), |(error, _)| Err(error.into()));
@@ -148,8 +148,13 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     let rest = "those that are there may be of less time than was asked for";
     let incomplete = measured.missing("figures").map(|missing| format!("{missing}, and {rest}"));
     let MeasuredRows { rows, cut, .. } = measured.or_nothing()?;
-    let report =
-        Report { incomplete, modelled, auto, auto_traces, ..Report::new(command(), now(), setup, machine, rows) };
+    let report = Report {
+        incomplete,
+        modelled,
+        auto,
+        auto_traces,
+        ..Report::new(command(), now_unix_s(), setup, machine, rows)
+    };
     let since = baseline.map(|baseline| baseline.compare(&report)).transpose().map_err(bad_file)?;
     let report = Report { since, ..report };
     publish(args, &report)?;
@@ -158,11 +163,6 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
         (None, Some(worse)) => Err(Failure::Failed(worse)),
         (None, None) => Ok(()),
     }
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 /// The operations on modelled hardware.

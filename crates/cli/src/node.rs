@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use remora_lab::writer::Writers;
 use remora_real::presence::{DeviceState, Presence};
@@ -122,7 +122,7 @@ fn tell() -> SyncSender<NodeEvent> {
 
 /// The time of day, UTC: `12:34:56`.
 fn now() -> String {
-    let s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let s = crate::output::now_unix_s();
     format!("{:02}:{:02}:{:02}", s / 3600 % 24, s / 60 % 60, s % 60)
 }
 

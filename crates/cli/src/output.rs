@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use remora_lab::MeasuredRows;
@@ -121,6 +122,11 @@ impl Json {
         })?;
         measured.cut.map_or(Ok(()), |error| Err(error.into()))
     }
+}
+
+/// Seconds since 1970.
+pub fn now_unix_s() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// What stands before all else if not all is there: a paragraph, or nothing.

@@ -55,8 +55,8 @@ pub fn run(args: &ProbeArgs) -> Result<(), Failure> {
         }
         return Err(error.into());
     }
-    let title = format!("{} with {} cores, {}", machine.cpu, machine.cores, machine.kernel);
-    let text = platform_file("probed", &title, &figures);
+    let title = machine.title();
+    let text = platform_file("probed", &title, Some(output::now_unix_s()), &figures);
     // What is written can be read.
     Platform::parse("the probe's platform file", &text).map_err(|e| Failure::Failed(e.to_string()))?;
     args.json.print(&table(&title, &machine, &figures))?;

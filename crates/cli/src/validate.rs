@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use remora_kernel::Placement;
+use remora_model::platform::Platform;
 use remora_real::LinkKind;
 use remora_study::MeasuredRows;
 use remora_study::compare::{Plan, WRITER_RATE};
-use remora_study::format::{rate, time};
+use remora_study::format::{rate, time, wrap};
 use remora_study::machine::Machine;
 use remora_study::nodes::NodeProcess;
 use remora_study::operations::Operation;
 use remora_study::records::Records;
 use remora_study::validate::{
-    Cell, GOAL, LEFT_OUT, MOVED, RATE_GOAL, RULE, Round, System, SystemCell, Systems, TAIL_GOAL, Validation, Way,
-    Winner, judge, page, put_together, rounds,
+    Cell, Earlier, GOAL, LEFT_OUT, MOVED, RATE_GOAL, RULE, Round, System, SystemCell, Systems, TAIL_GOAL, Validation,
+    Way, Winner, judge, page, put_together, rounds,
 };
 use remora_study::workload::Distribution;
 
@@ -31,6 +32,7 @@ Examples:
   remora validate --rounds 1 --seconds 0.03  a quick look
   remora validate --operations btree,sequencer  what else the probe says something of
   remora validate --rings --systems rack,store  also calls by rings, sockets of a rack and a replicated store
+  remora validate --probe here.toml   does a probe of last week still predict? what has moved since?
   remora validate --report v.html     also a page with plots
   remora validate --json v.json       also every round's probes, predictions and measurements for programs";
 
@@ -51,6 +53,10 @@ pub struct Validate {
     /// what needs no name]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = crate::args::operations)]
     pub operations: Vec<Vec<Operation>>,
+    /// Predict from this earlier probe, a file of `remora probe --out`, and say what has moved since [default: from a probe of
+    /// each round]
+    #[arg(long, value_name = "FILE")]
+    pub probe: Option<String>,
     /// Calls by rings in memory too
     #[arg(long)]
     pub rings: bool,
@@ -81,6 +87,7 @@ const SYSTEM_TIMES: u32 = 10;
 
 /// Probes, predicts, measures, prints both.
 pub fn run(args: &Validate) -> Result<(), Failure> {
+    let by = args.probe.as_deref().map(probed).transpose()?;
     let display = Display::new(stop_flag());
     let records = Records::generate(args.records.into(), VALUE, args.seed);
     let plan = Plan {
@@ -105,7 +112,8 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
     };
     let machine = Machine::describe();
     let (node, mut clients) = NodeProcess::with_clients(&[LinkKind::Udp, LinkKind::Shm])?;
-    let rounds = rounds(args.rounds as usize, &plan, &records, (&node, &mut clients), &systems, &display);
+    let sources = (&systems, by.as_ref());
+    let rounds = rounds(args.rounds as usize, &plan, &records, (&node, &mut clients), sources, &display);
     display.clear();
     drop(clients);
     let rounds = rounds?;
@@ -116,7 +124,16 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
     let pairs: Vec<_> = counted().map(|round| (round.predicted.clone(), round.measured.clone())).collect();
     let systems = put_together(&counted().map(|round| &round.systems[..]).collect::<Vec<_>>());
     let validation = Validation { systems, ..judge(&pairs) };
-    let head = output::not_complete(incomplete.as_deref());
+    let probe = args.probe.as_deref().zip(by.as_ref()).map(|(file, then)| {
+        let now: Vec<_> = rounds.iter().map(|round| &round.platform).collect();
+        Earlier::new(file, then, &now, output::now_unix_s())
+    });
+    let told = probe.as_ref().map(|probe| probe.text(&machine.title()));
+    let mut head = output::not_complete(incomplete.as_deref());
+    if let Some(told) = &told {
+        wrap(&mut head, 0, "", told);
+        head.push('\n');
+    }
     let text = head + &table(&validation, &machine, pairs.len(), &rounds);
     args.json.show(&text, || {
         serde_json::json!({
@@ -124,6 +141,7 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
             "version": env!("REMORA_VERSION"),
             "machine": machine,
             "counted": pairs.len(),
+            "probe": probe,
             "rounds": rounds.iter().map(round_json).collect::<Vec<_>>(),
             "rule": RULE,
             "validation": validation,
@@ -132,16 +150,27 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
         })
     })?;
     if let Some(path) = &args.report {
-        output::write(path, page(&validation, &machine, pairs.len()).as_bytes())?;
+        output::write(path, page(&validation, &machine, pairs.len(), told.as_deref()).as_bytes())?;
     }
     cut.map_or(Ok(()), |error| Err(error.into()))
 }
 
+/// The platform of an earlier probe.
+fn probed(file: &str) -> Result<Platform, Failure> {
+    let platform = Platform::load(file)?;
+    if platform.software.is_none() {
+        let what =
+            format!("{file} is no probe: its NIC is hardware. `remora probe --out FILE` writes one of this machine");
+        return Err(Failure::Usage(what));
+    }
+    Ok(platform)
+}
+
 /// A round, for programs.
 fn round_json(round: &Round) -> serde_json::Value {
-    let Round { platform, predicted, measured, systems, core_to_core, counts } = round;
+    let Round { text, predicted, measured, systems, core_to_core, counts, .. } = round;
     serde_json::json!({
-        "counts": counts, "core_to_core_ns": core_to_core, "platform": platform, "predicted": predicted,
+        "counts": counts, "core_to_core_ns": core_to_core, "platform": text, "predicted": predicted,
         "measured": measured, "systems": systems,
     })
 }

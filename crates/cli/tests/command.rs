@@ -350,6 +350,8 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["node", "--listen", "127.0.0.1", "--memory", "100T"], 2, &["--memory", "this machine has"]);
     fails(path, &["compare", "--json", "no/such/dir.json"], 2, &["no/such/dir.json", "its directory does not exist"]);
     fails(path, &["probe", "--out", "no/such/dir.toml"], 2, &["no/such/dir.toml", "its directory does not exist"]);
+    fails(path, &["validate", "--probe", "strom-10g"], 2, &["strom-10g is no probe", "remora probe --out"]);
+    fails(path, &["validate", "--probe", "gone.toml"], 2, &["gone.toml"]);
     fails(path, &["reproduce", "strom", "--mutate=luck"], 2, &["luck", "order"]);
     fails(path, &["reproduce"], 2, &["a subcommand is missing: strom, minos, bluefield, rambda, dfabric"]);
     fails(path, &["bench", "kernel", "--table", "12Q"], 2, &["--table", "512M"]);

@@ -192,9 +192,15 @@ fn checks_and_shards() {
 #[test]
 #[ignore = "minutes long: run with --ignored --test-threads 1"]
 fn probes() {
-    checks(&["probe", "--json"]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("here.toml");
+    let file = file.to_str().expect("a name");
+    checks(&["probe", "--out", file, "--json"]);
+    let quick = ["validate", "--rounds", "1", "--records", "2e3", "--seconds", "2ms"];
+    let earlier = checks(&[&quick[..], &["--probe", file, "--json"]].concat());
+    assert!(earlier["probe"]["age_s"].as_u64().is_some_and(|age| age < 86_400), "{}", earlier["probe"]);
     let all = ["--rings", "--systems", "rack,store"];
-    checks(&[&["validate", "--rounds", "1", "--records", "2e3", "--seconds", "2ms"][..], &all, &["--json"]].concat());
+    checks(&[&quick[..], &all, &["--json"]].concat());
     checks(&["cluster", "kills", "--kills", "2", "--all-after", "1", "--json"]);
     checks(&["cluster", "pauses", "--pauses", "2", "--json"]);
     checks(&["bench", "nic", "--json"]);

@@ -42,6 +42,8 @@ pub struct Platform {
     pub name: String,
     /// What it is, in a line.
     pub title: String,
+    /// When it was measured, if it was and the file says so: a date and time of day in UTC, as `2026-11-21 12:00`.
+    pub probed: Option<String>,
     /// Which placements exist, and on what device.
     pub placements: Placements,
     /// The client's cores.
@@ -194,7 +196,7 @@ impl Platform {
     /// The typed form of values. Fails on values that make no platform, not on ones that nothing reads.
     pub fn build(params: Params) -> Result<Self, PlatformError> {
         let top = params.section("");
-        let (name, title) = (top.text("name")?, top.text("title")?);
+        let (name, title, probed) = (top.text("name")?, top.text("title")?, top.text_or_none("probed"));
         let placements = Placements::read(&params)?;
         let core = |name: &'static str| needed(&params, ("placements", name), Core::read);
         let software = placements.nic == Some(NicDevice::Software);
@@ -237,6 +239,7 @@ impl Platform {
             software: software.then(|| Software::read(&params)).transpose()?,
             name,
             title,
+            probed,
             placements,
             params,
         };

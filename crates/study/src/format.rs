@@ -81,6 +81,41 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// A date and time of day in UTC: `2026-11-21 12:00`.
+pub fn date(unix_s: u64) -> String {
+    // Days to a civil date, by counting in eras of 400 years from 1 March of year 0.
+    let days = unix_s / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * from_march + 2) / 5 + 1, (from_march + 2) % 12 + 1);
+    let year = year + era * 400 + u64::from(month <= 2);
+    let minutes = unix_s / 60;
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}", minutes / 60 % 24, minutes % 60)
+}
+
+/// When that was: seconds since 1970 of what [`date`] has written; `None` of anything else.
+pub fn unix_s(text: &str) -> Option<u64> {
+    let numbers: Vec<u64> =
+        text.split(['-', ' ', ':']).map(|part| part.parse().ok().filter(|n| *n < 10_000)).collect::<Option<_>>()?;
+    let [year, month, day, hour, minute] = numbers[..] else { return None };
+    let (year, from_march) = if month > 2 { (year, month - 3) } else { (year.checked_sub(1)?, month + 9) };
+    let days =
+        (365 * year + year / 4 - year / 100 + year / 400 + (153 * from_march + 2) / 5 + day).checked_sub(719_469)?;
+    let unix_s = days * 86_400 + hour * 3_600 + minute * 60;
+    (date(unix_s) == text).then_some(unix_s)
+}
+
+/// How long so many seconds are, roughly: `7 days`.
+pub fn span(seconds: u64) -> String {
+    match seconds {
+        s if s < 2 * 3_600 => format!("{} min", s / 60),
+        s if s < 2 * 86_400 => format!("{} h", s / 3_600),
+        s => format!("{} days", s / 86_400),
+    }
+}
+
 /// A name and text after it, indented, in lines of at most [`WIDTH`]; those after the first two columns further in.
 pub fn wrap(out: &mut String, indent: usize, name: &str, text: &str) {
     let mut column = indent + name.chars().count();
@@ -165,5 +200,35 @@ mod tests {
         assert_eq!(plural(1.0, "round trip") + ", " + &plural(1.5, "round trip"), "1 round trip, 1.50 round trips");
         assert_eq!([64, 4096, 3 << 29, 16 << 20].map(bytes), ["64 B", "4 KiB", "1.5 GiB", "16 MiB"]);
         assert_eq!([1, 512, 1024, 4096, 1500].map(power_of_two), ["1", "512", "1 Ki", "4 Ki", "1500"]);
+    }
+    #[test]
+    fn dates_are_civil_and_read_again() {
+        let dates = [
+            (0, "1970-01-01 00:00"),
+            (951_782_400, "2000-02-29 00:00"),
+            (1_795_262_400, "2026-11-21 12:00"),
+            (1_798_761_540, "2026-12-31 23:59"),
+            (4_107_542_400, "2100-03-01 00:00"),
+        ];
+        for (seconds, text) in dates {
+            assert_eq!((date(seconds).as_str(), unix_s(text)), (text, Some(seconds)));
+        }
+        assert_eq!(date(1_798_761_599), "2026-12-31 23:59");
+        for wrong in [
+            "",
+            "yesterday",
+            "2026-11-21",
+            "2026-11-21 12:00:00",
+            "2026-02-30 12:00",
+            "2026-13-01 00:00",
+            "1969-12-31 23:59",
+        ] {
+            assert_eq!(unix_s(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn spans_are_rough() {
+        assert_eq!([119, 7_200, 172_800, 604_799].map(span), ["1 min", "2 h", "2 days", "6 days"]);
     }
 }

@@ -53,6 +53,11 @@ impl Machine {
 }
 
 impl Machine {
+    /// What it is, in a line: processor, cores, kernel.
+    pub fn title(&self) -> String {
+        format!("{} with {} cores, {}", self.cpu, self.cores, self.kernel)
+    }
+
     /// A remark on what else ran, if it was much.
     pub fn remark(&self) -> Option<String> {
         let (load, cores) = (self.load_average, self.cores);

@@ -212,20 +212,6 @@ fn unique<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
     seen
 }
 
-/// A date and time of day in UTC: `2026-11-21 12:00`.
-fn date(unix_s: u64) -> String {
-    // Days to a civil date, by counting in eras of 400 years from 1 March of year 0.
-    let days = unix_s / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * day + 2) / 153;
-    let (day, month) = (day - (153 * from_march + 2) / 5 + 1, (from_march + 2) % 12 + 1);
-    let year = year + era * 400 + u64::from(month <= 2);
-    let minutes = unix_s / 60;
-    format!("{year}-{month:02}-{day:02} {:02}:{:02}", minutes / 60 % 24, minutes % 60)
-}
-
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
@@ -332,13 +318,5 @@ mod tests {
             assert!(load.contains(&name), "{name} is missing in {load:?}");
         }
         assert_eq!(report.verdicts.len(), 2 * (6 + 2 + 7 + 7));
-    }
-
-    #[test]
-    fn dates_are_civil() {
-        assert_eq!(date(0), "1970-01-01 00:00");
-        assert_eq!(date(951_782_400), "2000-02-29 00:00");
-        assert_eq!(date(1_795_262_400), "2026-11-21 12:00");
-        assert_eq!(date(1_798_761_599), "2026-12-31 23:59");
     }
 }

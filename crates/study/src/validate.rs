@@ -4,16 +4,18 @@
 //! beside a writer that writes elsewhere, and of memory, and puts each operation together from that. Nothing that the
 //! comparison itself measures goes into it; what its client does by itself for a call, with nothing sent, is measured apart.
 
+mod earlier;
 mod judge;
 mod page;
 mod predict;
 mod rounds;
 mod systems;
 
+pub use earlier::{Earlier, Moved};
 pub use judge::{Cell, RULE, Validation, Way, Winner, judge};
 pub use page::page;
 #[cfg(test)]
-pub(crate) use predict::tests::machine as round_machine;
+pub(crate) use predict::tests::{machine as round_machine, machine_with};
 pub use predict::{Data, Prediction, predict};
 pub use rounds::{MOVED, Round, rounds};
 pub use systems::{System, SystemCell, SystemMeasured, Systems, put_together};

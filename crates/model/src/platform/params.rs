@@ -80,12 +80,16 @@ pub struct Param {
 }
 
 impl Param {
-    /// The value as the file writes it: `1.5 us`.
-    pub fn text(&self, base: f64) -> String {
+    /// A value in base units in the unit that the file has.
+    pub fn in_unit(&self, base: f64) -> f64 {
         let factor = unit::lookup(&self.unit).map_or(1.0, |(_, factor)| factor);
         // Twelve digits: what a conversion adds is not worth showing.
-        let number = format!("{:.12e}", base / factor).parse::<f64>().unwrap_or(base / factor);
-        format!("{number} {}", self.unit)
+        format!("{:.12e}", base / factor).parse::<f64>().unwrap_or(base / factor)
+    }
+
+    /// The value as the file writes it: `1.5 us`.
+    pub fn text(&self, base: f64) -> String {
+        format!("{} {}", self.in_unit(base), self.unit)
     }
 
     /// Whether its range leaves room.
@@ -425,14 +429,15 @@ impl<'a> Section<'a> {
 
     /// Free text.
     pub fn text(&self, key: &str) -> Result<String, PlatformError> {
+        self.text_or_none(key).ok_or_else(|| self.missing(key, Problem::MissingText))
+    }
+
+    /// Free text, if any stands there.
+    pub fn text_or_none(&self, key: &str) -> Option<String> {
         let path = self.path(key);
-        match self.params.words.iter().find(|word| word.path == path) {
-            Some(word) => {
-                word.used.get_or_init(|| ());
-                Ok(word.text.clone())
-            }
-            None => Err(self.missing(key, Problem::MissingText)),
-        }
+        let word = self.params.words.iter().find(|word| word.path == path)?;
+        word.used.get_or_init(|| ());
+        Some(word.text.clone())
     }
 
     fn at_least(&self, key: &str, value: u64, least: u64) -> Result<u64, PlatformError> {

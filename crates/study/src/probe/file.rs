@@ -3,14 +3,18 @@
 use std::fmt::Write;
 
 use super::Figure;
+use crate::format::date;
 
-/// The text of a platform file with the software NIC as its NIC. Figures stand in their sections, sections in the order
-/// of their first figure.
-pub fn platform_file(name: &str, title: &str, figures: &[Figure]) -> String {
+/// The text of a platform file with the software NIC as its NIC, and when it was probed, in seconds since 1970, if that is to
+/// stand there. Figures stand in their sections, sections in the order of their first figure.
+pub fn platform_file(name: &str, title: &str, probed_unix_s: Option<u64>, figures: &[Figure]) -> String {
     let quoted = |text: &str| text.replace(['"', '\\', '\n'], " ");
     let mut out =
         String::from("# Measured by `remora probe`: a value is the median of its rounds, a range their spread.\n");
     let _ = writeln!(out, "\nname = \"{}\"\ntitle = \"{}\"", quoted(name), quoted(title));
+    if let Some(probed) = probed_unix_s {
+        let _ = writeln!(out, "probed = \"{}\"", date(probed));
+    }
     out += "\n[placements]\nclient = \"core\"\nhost = \"core\"\nnic = \"software\"\n";
     let mut sections: Vec<&str> = Vec::new();
     for figure in figures {
@@ -58,8 +62,9 @@ mod tests {
             range: (value / 2.0, value * 2.0),
         };
         let figures = [figure("a.b.c", 1.23456), figure("d.e", 2.0), figure("a.b.f", 3e5)];
-        let text = platform_file("here", "a \"machine\"", &figures);
+        let text = platform_file("here", "a \"machine\"", Some(0), &figures);
         let lines: Vec<&str> = text.split("nic = \"software\"\n").nth(1).unwrap().lines().collect();
+        assert!(text.contains("title = \"a  machine \"\nprobed = \"1970-01-01 00:00\"\n"), "{text}");
         let rest = "status = \"measured\"";
         assert_eq!(lines[..2], ["", "[a.b]"]);
         assert_eq!(

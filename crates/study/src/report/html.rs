@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Report, date, plot};
+use super::{Report, plot};
+use crate::format::date;
 use crate::format::{count, micros, per_op, rate, time};
 use crate::measure::{Load, Row};
 use crate::modelled::Measured;

@@ -10,8 +10,8 @@ use crate::report::plot::{self, Pair};
 use crate::report::{STYLE, download, escape, scroll};
 use remora_real::LinkKind;
 
-/// The page, of so many rounds.
-pub fn page(validation: &Validation, machine: &Machine, rounds: usize) -> String {
+/// The page, of so many rounds; `source` says what an earlier probe is that predicted.
+pub fn page(validation: &Validation, machine: &Machine, rounds: usize, source: Option<&str>) -> String {
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -20,8 +20,8 @@ pub fn page(validation: &Validation, machine: &Machine, rounds: usize) -> String
          before it ran; medians of {rounds} rounds.</p>\n",
         escape(&machine.cpu)
     );
-    if let Some(remark) = machine.remark() {
-        let _ = writeln!(out, "<p class=\"card remark\">{}</p>", escape(&remark));
+    for remark in machine.remark().iter().map(String::as_str).chain(source) {
+        let _ = writeln!(out, "<p class=\"card remark\">{}</p>", escape(remark));
     }
     let _ = writeln!(
         out,
@@ -187,7 +187,7 @@ mod tests {
             [LinkKind::Udp, LinkKind::Shm].into_iter().flat_map(of).collect::<Vec<_>>()
         };
         let validation = super::super::judge(&vec![(rows(1000), rows(1100)); 5]);
-        let page = page(&validation, &Machine::describe(), 5);
+        let page = page(&validation, &Machine::describe(), 5, Some("Predicted from a.toml."));
         assert!(!page.contains("://") && !page.contains("<script"), "nothing from elsewhere, nothing that runs");
         assert_eq!((page.matches("<svg").count(), page.matches("<title>list, 8 elements at the").count()), (2, 6));
         assert_eq!(page.matches("<td class=\"t\">right</td>").count(), 2);

@@ -253,8 +253,17 @@ pub(crate) mod tests {
 
     /// A machine with round figures: loads of 1 ns up to 16 KiB and of 101 ns from 256 MiB on.
     pub fn machine() -> Platform {
-        let figures = figures();
-        Platform::parse("x.toml", &platform_file("x", "x", &figures)).unwrap()
+        machine_with(&[])
+    }
+
+    /// The same with other figures, by path and in the file's unit.
+    pub fn machine_with(values: &[(&str, f64)]) -> Platform {
+        let mut figures = figures();
+        for &(path, value) in values {
+            let figure = figures.iter_mut().find(|figure| figure.path == path).unwrap();
+            (figure.value, figure.range) = (value, (value, value));
+        }
+        Platform::parse("x.toml", &platform_file("x", "x", None, &figures)).unwrap()
     }
 
     /// What its probe has written.
@@ -428,7 +437,7 @@ pub(crate) mod tests {
                 !(figure.path.starts_with("software.") && new)
             })
             .collect();
-        let machine = Platform::parse("x.toml", &platform_file("x", "x", &older)).unwrap();
+        let machine = Platform::parse("x.toml", &platform_file("x", "x", None, &older)).unwrap();
         let data = Data { records: 1e6, record_bytes: 87.0, distribution: Distribution::Uniform, updates_per_s: 0.0 };
         let rows =
             predict(&machine, &data, &[LIST, CONSISTENT_GET], &[LinkKind::Shm], (&Placement::REAL, true)).unwrap();

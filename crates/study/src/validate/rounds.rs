@@ -24,8 +24,10 @@ pub const MOVED: f64 = 1.5;
 
 /// A probe, what it predicted, and what was measured.
 pub struct Round {
-    /// What the probe wrote.
-    pub platform: String,
+    /// What the probe said.
+    pub platform: Platform,
+    /// As a platform file.
+    pub text: String,
     /// What it foretold.
     pub predicted: Vec<Row>,
     /// What came.
@@ -38,13 +40,13 @@ pub struct Round {
     pub counts: bool,
 }
 
-/// As many rounds as are asked for. What ends them early leaves those that are done; if there is none it is an error.
+/// As many rounds as are asked for, predicted from each one's own probe or from an earlier one. What ends them early leaves those that are done; if there is none it is an error.
 pub fn rounds(
     wanted: usize,
     plan: &Plan,
     records: &Records,
     (node, clients): (&NodeProcess, &mut [Client]),
-    systems: &Systems,
+    (systems, earlier): (&Systems, Option<&Platform>),
     watch: &dyn Watch,
 ) -> Result<MeasuredRows<Round>, StudyError> {
     let last = clients.len() - 1;
@@ -58,7 +60,7 @@ pub fn rounds(
         let each = start.elapsed().as_secs_f64() / rounds.rows.len().max(1) as f64;
         let when = if rounds.rows.is_empty() { String::new() } else { format!(", {:.0} s left", each * left as f64) };
         watch.progress(Progress::Said(&format!("round {} of {wanted}{when}", wanted - left + 1)));
-        match round((plan, systems), records, &store, (node, clients), watch) {
+        match round((plan, systems, earlier), records, &store, (node, clients), watch) {
             Ok(round) => rounds.rows.push(round),
             Err(error) => rounds.cut = Some(error),
         }
@@ -72,7 +74,7 @@ pub fn rounds(
 
 /// Probes, predicts, measures.
 fn round(
-    (plan, systems): (&Plan, &Systems),
+    (plan, systems, earlier): (&Plan, &Systems, Option<&Platform>),
     records: &Records,
     store: &Store<'_>,
     (node, clients): (&NodeProcess, &mut [Client]),
@@ -82,9 +84,9 @@ fn round(
         (figures, None) => figures,
         (_, Some(error)) => return Err(error),
     };
-    let text = platform_file("probed", "this machine", &figures);
-    let platform =
-        Platform::parse("the probe's platform file", &text).map_err(|e| StudyError::Failed(e.to_string()))?;
+    let text = platform_file("probed", "this machine", None, &figures);
+    let now = Platform::parse("the probe's platform file", &text).map_err(|e| StudyError::Failed(e.to_string()))?;
+    let by = earlier.unwrap_or(&now);
     // The probe has had some of its own.
     if plan.rings {
         open_rings(clients)?;
@@ -94,8 +96,7 @@ fn round(
         clients.iter_mut().map(|client| client as &mut dyn Connection).collect();
     let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
     // The prediction is made before there is anything to predict.
-    let predicted =
-        predict(&platform, &Data::new(records, plan), &store.operations(), &links, (&plan.placements, plan.rings));
+    let predicted = predict(by, &Data::new(records, plan), &store.operations(), &links, (&plan.placements, plan.rings));
     let mut predicted = predicted.ok_or_else(|| StudyError::Failed("the probe gave no software NIC".into()))?;
     if predicted.is_empty() {
         return Err(StudyError::Failed("the probe says nothing of these operations: nothing is predicted".into()));
@@ -109,8 +110,8 @@ fn round(
     let measured = compare(&mut targets, plan, store, watch).whole()?;
     drop(spread);
     let core_to_core = [probed(&figures, "system.core_to_core"), before, core_to_core()];
-    let systems = systems.measure(&platform, watch)?;
-    let mut round = Round { platform: text, predicted, measured, systems, core_to_core, counts: false };
+    let systems = systems.measure(by, watch)?;
+    let mut round = Round { platform: now, text, predicted, measured, systems, core_to_core, counts: false };
     round.counts = round.is_steady();
     Ok(round)
 }
