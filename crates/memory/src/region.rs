@@ -6,7 +6,7 @@ use crate::loan::{Place, View};
 use crate::registry::Pd;
 use crate::words::{Words, WordsMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes that one entry of the translation table covers: a huge page, as in StRoM section 4.3.
 pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
@@ -61,10 +61,15 @@ pub struct Region {
     len: u64,
     map: Map,
     valid: AtomicBool,
+    /// Until when peers may READ it; [`NO_LEASE`]: for as long as it is valid.
+    lease: AtomicU64,
     access: Access,
     pd: Pd,
     key: u32,
 }
+
+/// Of a region that is not under a lease.
+const NO_LEASE: u64 = u64::MAX;
 
 /// Where the bytes are.
 enum Map {
@@ -100,7 +105,8 @@ impl Region {
             Memory::Pages(pages, buffers) => Map::Pages(pages, buffers),
             Memory::Window(region, at) => Map::Window(region, at.wrapping_sub(va)),
         };
-        let region = Region { va, len, map, valid: AtomicBool::new(true), access, pd, key };
+        let region =
+            Region { va, len, map, valid: AtomicBool::new(true), lease: AtomicU64::new(NO_LEASE), access, pd, key };
         if let Some(lendable) = region.whole().and_then(|buffer| buffer.0.lendable()) {
             lendable.regions.fetch_add(1, Ordering::Relaxed);
         }
@@ -147,6 +153,24 @@ impl Region {
     #[inline]
     pub fn is_valid(&self) -> bool {
         self.valid.load(Ordering::Acquire)
+    }
+
+    /// From now on peers may READ it until this time (ns, by the clock of the engine that carries out their verbs) and no longer,
+    /// unless this is called again: what it holds is true for as long as its owner has a lease. Before the first call
+    /// it is under none. A lease is about READs of peers alone, and belongs to this registration: [`Registry::reregister`] makes
+    /// a region without one.
+    ///
+    /// [`Registry::reregister`]: crate::Registry::reregister
+    pub fn lease_until(&self, until: u64) {
+        // The greatest time stands for no lease at all.
+        self.lease.store(until.min(NO_LEASE - 1), Ordering::Release);
+    }
+
+    /// Until when peers may READ it, if it is under a lease.
+    #[inline]
+    pub fn lease(&self) -> Option<u64> {
+        let until = self.lease.load(Ordering::Acquire);
+        (until != NO_LEASE).then_some(until)
     }
 
     /// The memory, for another region over it.

@@ -51,6 +51,8 @@ pub(crate) struct Ctx {
     pub reorder: ReorderPool,
     /// Where a packet is copied to whose payload is to be looked at, out of its sender's reach.
     pub private: Box<[u8]>,
+    /// What the clock said when the last READ under a lease had been taken; `None` between the two.
+    pub reading: Option<Time>,
     pub counters: Counters,
 }
 
@@ -96,6 +98,20 @@ impl Ctx {
         let region: &Region = last.as_deref()?;
         region.check(by.pd, va, len, need).ok()?;
         Some(region)
+    }
+
+    /// A READ of this region was taken: one under a lease is answered by a reading of the clock that is made from now on.
+    #[inline]
+    pub fn read_asked(&mut self, lease: Option<Time>) {
+        if lease.is_some() {
+            self.reading = None;
+        }
+    }
+
+    /// Whether a READ of a region that is under this lease may be answered.
+    #[inline]
+    pub fn is_within(&self, lease: Option<Time>) -> bool {
+        lease.is_none_or(|until| self.reading.is_some_and(|now| now < until))
     }
 
     /// Where `len` scattered local bytes, from `offset` of the list on, are, if that is in memory that may be lent; and key, range

@@ -16,6 +16,7 @@ use crate::ctx::Ctx;
 use crate::lane::Lane;
 use crate::met::{Regions, let_go};
 use crate::multicast::{Groups, MULTICAST_QP};
+use crate::now::Now;
 use crate::numbers::{MAX_QPS, QpTable};
 use crate::post::{check_limit, push_recv};
 use crate::qp::QueuePair;
@@ -135,6 +136,7 @@ impl Nic {
                 patient: false,
                 owing: Vec::new(),
                 reorder: ReorderPool::new(TxBatch::PACKET_BYTES),
+                reading: Some(0),
                 private: vec![0; RUN_BYTES.max(TxBatch::PACKET_BYTES)].into(),
                 counters: Counters::default(),
             },
@@ -459,6 +461,19 @@ impl Nic {
             true
         });
         matches!(wanted, Ok(true)).then_some(())
+    }
+
+    /// Whether READs of regions under a lease ([`remora_memory::Region::lease_until`]) came since [`Nic::clock_reads`]. Until that is
+    /// called again they are refused.
+    #[inline]
+    pub fn awaits_clock(&self) -> bool {
+        self.ctx.reading.is_none()
+    }
+
+    /// What the clock says now that packets have been taken. READs that came before are answered if the lease of what they
+    /// read has not run out by then: as a caller's, they see what is there at some time between when they came and this, or later.
+    pub fn clock_reads(&mut self, now: &Now) {
+        self.ctx.reading = Some(now.time());
     }
 
     /// Fills `batch` with packets for one destination. False if there was nothing to send.

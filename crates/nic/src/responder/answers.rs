@@ -251,7 +251,7 @@ impl QueuePair {
                     writer.refer(reference);
                     ctx.counters.tx_referred += 1;
                 } else if n > 0 && !self.read_for_peer(ctx, rkey, va, n, &mut writer) {
-                    // The region went away between request and response.
+                    // The region went away between request and response, or the lease that it is under is over.
                     self.resp.expected = psn;
                     self.resp.ack = Some(Syndrome::Nak(NakCode::RemoteAccess));
                     self.fail(ctx, WcStatus::RemoteAccess);
@@ -287,7 +287,7 @@ impl QueuePair {
 
     fn read_for_peer(&mut self, ctx: &mut Ctx, rkey: u32, va: u64, len: usize, writer: &mut Writer<'_>) -> bool {
         let Ok(region) = self.remote_region(ctx, rkey, va, len as u64, Access::REMOTE_READ) else { return false };
-        writer.target(len).fill(region, va, len).is_some()
+        ctx.is_within(region.lease()) && writer.target(len).fill(region, va, len).is_some()
     }
 
     /// Names bytes that the peer may read to it, if it has been lent them.
@@ -296,6 +296,10 @@ impl QueuePair {
             return None;
         }
         let region = self.remote_region(ctx, rkey, va, len as u64, Access::REMOTE_READ).ok()?;
+        if region.lease().is_some() {
+            // It would look at them when the lease may be over.
+            return None;
+        }
         batch.name(&region.place(va, len)?, len)
     }
 }

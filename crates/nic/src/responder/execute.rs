@@ -183,7 +183,8 @@ impl QueuePair {
             return Err(Nak(NakCode::InvalidRequest));
         }
         if reth.len > 0 {
-            self.remote_region(ctx, reth.rkey, reth.va, reth.len.into(), Access::REMOTE_READ)?;
+            let region = self.remote_region(ctx, reth.rkey, reth.va, reth.len.into(), Access::REMOTE_READ)?;
+            ctx.read_asked(region.lease());
         }
         let psns = reth.len.div_ceil(self.mtu).max(1);
         let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };

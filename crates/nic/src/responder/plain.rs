@@ -69,9 +69,11 @@ impl QueuePair {
             return None;
         }
         let (by, range) = (self.binder(), (reth.va, reth.len.into()));
-        ctx.remote(&mut self.remote_region, (by, reth.rkey), range, Access::REMOTE_READ)?;
+        let region = ctx.remote(&mut self.remote_region, (by, reth.rkey), range, Access::REMOTE_READ)?;
+        let lease = region.lease();
         let kind = Kind::Read { va: reth.va, rkey: reth.rkey, len: reth.len };
         self.add_resource(Resource { psn: bth.psn, psns: 1, kind, next: 0, first: 0, answered: false }).ok()?;
+        ctx.read_asked(lease);
         self.note_peer(ctx, bth);
         self.request_taken(ctx, bth, 1);
         Some(())

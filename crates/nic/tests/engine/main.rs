@@ -14,6 +14,7 @@ mod forged;
 mod goodput;
 mod in_place;
 mod landing;
+mod leases;
 mod multicast;
 mod patience;
 mod plain;

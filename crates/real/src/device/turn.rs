@@ -24,7 +24,7 @@ impl Core {
         let known = self.messages();
         let mut work = self.transmit(before);
         if let Some(mut resident) = self.resident.take() {
-            let (received, now) = Now::after(|| self.receive(before, local), || clock.now());
+            let (received, now) = Now::after(|| self.receive(before, clock, local), || clock.now());
             // What a connection's set-up says is to be known before what came by it.
             self.dispatch_events();
             let done = resident.progress(&mut self.seat(now, clock, local));
@@ -34,7 +34,7 @@ impl Core {
                 work += done + self.transmit(before);
             }
         } else {
-            work += self.receive(before, local);
+            work += self.receive(before, clock, local);
         }
         if before.saturating_sub(self.timers_at) >= TIMERS {
             self.timers_at = before;
@@ -62,9 +62,14 @@ impl Core {
     }
 
     /// Takes what came, runs kernels, and sends what they answer.
-    fn receive(&mut self, now: Time, local: IpAddr) -> usize {
+    fn receive(&mut self, now: Time, clock: Clock, local: IpAddr) -> usize {
         let Self { nic, links, kernels, inbox, reading, .. } = self;
         let came = inbox.receive((now, reading.polls), local, nic, links, kernels);
+        if nic.awaits_clock() {
+            // Before anything is sent: `now` may be older than what came.
+            let ((), anew) = Now::after(|| (), || clock.now());
+            nic.clock_reads(&anew);
+        }
         let ran = kernels.as_mut().map_or(0, |kernels| kernels.progress(now, nic));
         let mut work = came + ran;
         if ran > 0 && self.nic.wants_transmit() {
