@@ -22,6 +22,7 @@ Examples:
   remora check chain --reads 0 --crashes 1                 two transactions, a crash, and a view without the node
   remora check chain --nodes 2 --crashes 1 --restarts 1    it starts again and catches up while service goes on
   remora check chain --reads 0 --blackouts 1               all crash at once, and recover from their rings
+  remora check chain --reads 0 --looks 1 --crashes 1       a reader by one-sided READs of the head, too
   remora check chain --mutant all                          seeded faults, and the shortest way to each";
 
 /// Options of `remora check chain`.
@@ -36,6 +37,9 @@ pub struct CheckChain {
     /// Transactions that only read both keys, at any member
     #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(0..=3))]
     reads: u8,
+    /// Transactions that only read both keys, by one-sided READs of the head
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=3))]
+    looks: u8,
     /// Crashes of single nodes
     #[arg(long, value_name = "N", default_value = "0")]
     crashes: u8,
@@ -78,14 +82,14 @@ pub fn run(args: &CheckChain) -> Result<(), Failure> {
 }
 
 fn options(args: &CheckChain) -> ChainOptions {
-    let &CheckChain { nodes, writes, reads, crashes, restarts, suspicions, blackouts, .. } = args;
-    ChainOptions { nodes, writes, reads, crashes, restarts, suspicions, blackouts, mutation: None }
+    let &CheckChain { nodes, writes, reads, looks, crashes, restarts, suspicions, blackouts, .. } = args;
+    ChainOptions { nodes, writes, reads, looks, crashes, restarts, suspicions, blackouts, mutation: None }
 }
 
 fn table(args: &CheckChain, report: &CheckReport) -> String {
-    let CheckChain { nodes, writes, reads, crashes, restarts, suspicions, blackouts, .. } = args;
+    let CheckChain { nodes, writes, reads, looks, crashes, restarts, suspicions, blackouts, .. } = args;
     format!(
-        "{nodes} nodes, {writes} transactions that write and {reads} that read; crashes {crashes}, restarts {restarts}, \
+        "{nodes} nodes, {writes} transactions that write, {reads} that read and {looks} by one-sided READs; crashes {crashes}, restarts {restarts}, \
          suspicions {suspicions}, blackouts {blackouts}\n{}",
         visited(report)
     )
@@ -94,8 +98,8 @@ fn table(args: &CheckChain, report: &CheckReport) -> String {
 fn json_row(args: &CheckChain, report: &CheckReport) -> Value {
     let asked = json!({
         "format": "remora-check-chain/1",
-        "nodes": args.nodes, "writes": args.writes, "reads": args.reads, "crashes": args.crashes,
-        "restarts": args.restarts, "suspicions": args.suspicions, "blackouts": args.blackouts,
+        "nodes": args.nodes, "writes": args.writes, "reads": args.reads, "looks": args.looks,
+        "crashes": args.crashes, "restarts": args.restarts, "suspicions": args.suspicions, "blackouts": args.blackouts,
     });
     figures(asked, report)
 }

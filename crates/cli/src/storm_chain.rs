@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use remora_replica::chain::{ChainMarks, ChainMutation};
 use remora_storm::chain::{
-    CHAIN_STORM_MUTANTS, ChainCase, ChainEnd, ChainFailure, ChainStormReport, export, run as storm,
+    CHAIN_STORM_MUTANTS, ChainCase, ChainEnd, ChainFailure, ChainStormReport, LOOKS, export, run as storm,
 };
 use remora_storm::events::SECOND;
 use remora_storm::nemesis::KINDS;
@@ -20,8 +20,8 @@ use crate::quantity::up_to;
 use crate::shards::write_file;
 
 pub const EXAMPLES: &str = "\
-Each storm is a chain of its own, of 10 to 40 simulated seconds with faults, and then without. Clients read lists and \
-append to them; what they saw must be strictly serializable, which cycles of dependencies decide after Elle's manner. \
+Each storm is a chain of its own, of 10 to 40 simulated seconds with faults, and then without. Clients read lists, in every \
+other storm also by one-sided READs of the head, and append to them; what they saw must be strictly serializable, which cycles of dependencies decide after Elle's manner. \
 Storms use the seeds N, N+1, ... in turn.
 
 Examples:
@@ -72,6 +72,7 @@ struct Sums {
     lost_lines: u64,
     faults: [u64; KINDS.len()],
     marks: [u64; ChainMarks::NAMES.len()],
+    looks: [u64; LOOKS.len()],
 }
 
 /// Storms over chains.
@@ -110,8 +111,7 @@ pub fn run(args: &StormChain) -> Result<(), Failure> {
     if !whole {
         return Err(Failure::Interrupted);
     }
-    let missed: Vec<&str> =
-        ChainMarks::NAMES.into_iter().zip(sums.marks).filter(|row| row.1 == 0).map(|row| row.0).collect();
+    let missed: Vec<&str> = sums.marks().into_iter().filter(|row| row.1 == 0).map(|row| row.0).collect();
     if args.ci && !missed.is_empty() {
         return Err(Failure::Failed(format!("no storm reached: {}", missed.join(", "))));
     }
@@ -175,6 +175,12 @@ impl Sums {
         self.lost_lines += report.lost_lines;
         self.faults.iter_mut().zip(report.faults).for_each(|(sum, count)| *sum += count);
         self.marks.iter_mut().zip(report.marks).for_each(|(sum, count)| *sum += count);
+        self.looks.iter_mut().zip(report.looks).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// Rare branches.
+    fn marks(&self) -> Vec<(&'static str, u64)> {
+        ChainMarks::NAMES.into_iter().zip(self.marks).chain(LOOKS.into_iter().zip(self.looks)).collect()
     }
 
     fn faults(&self) -> Vec<(&'static str, u64)> {
@@ -191,7 +197,7 @@ impl Sums {
             "simulated_seconds": self.simulated as f64 / SECOND as f64, "wall_seconds": wall,
             "transactions": self.transactions, "unknown_outcomes": self.unknown, "refused": self.failed,
             "messages": self.messages, "faults": object(self.faults()),
-            "marks": object(ChainMarks::NAMES.into_iter().zip(self.marks).collect()),
+            "marks": object(self.marks()),
         })
     }
 
@@ -202,8 +208,7 @@ impl Sums {
              {} transactions done, {} refused, {} of unknown outcome, {} messages\n",
             self.storms, self.transactions, self.failed, self.unknown, self.messages
         );
-        let marks = ChainMarks::NAMES.into_iter().zip(self.marks).collect();
-        for (title, rows) in [("Faults injected", self.faults()), ("Rare branches reached", marks)] {
+        for (title, rows) in [("Faults injected", self.faults()), ("Rare branches reached", self.marks())] {
             let _ = writeln!(out, "\n{title}");
             rows.iter().for_each(|(name, count)| {
                 let _ = writeln!(out, "  {name:<38} {count:>10}");

@@ -22,6 +22,7 @@ pub mod rack;
 pub mod rng;
 mod search;
 pub mod shard;
+mod shown;
 pub mod shrink;
 pub mod story;
 pub mod totals;

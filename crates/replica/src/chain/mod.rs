@@ -7,7 +7,7 @@
 //! one acknowledges what is durable there; the acknowledgement goes back along the chain, with each replica's own, to the head.
 //! That commits the entry: it applies it to its data and says so down the chain, where each does the same. Members
 //! answer transactions that only read by themselves. Keys with an entry under way wait for it, so that it makes no
-//! difference which member is asked.
+//! difference which member is asked. Who only reads can do so by one-sided READ of the head's memory, too ([`WindowRead`]).
 //!
 //! Who is in the chain a view says ([`crate::member`]): members by number, then learners. When a view begins, members tell
 //! its head what their rings hold; the longest log is everybody's, since what was committed is in all of them. A learner is
@@ -29,6 +29,7 @@ mod table;
 mod tests;
 mod types;
 mod view;
+mod window;
 
 pub use client::{ChainClient, ChainExchange};
 pub use layout::{Layout, scan};
@@ -40,3 +41,4 @@ pub use types::{
     ChainConfig, ChainMarks, ChainMessage, ChainMutation, ChainOutcome, ChainRefusal, ChainReply, ChainRequest, Entry,
     Extent, Transaction, Tuple,
 };
+pub use window::{Lines, WindowEnd, WindowRead};

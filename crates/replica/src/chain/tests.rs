@@ -140,6 +140,29 @@ fn a_transaction_is_done_everywhere_and_read_at_any_member() {
 }
 
 #[test]
+fn the_head_shows_what_was_answered_while_its_lease_lasts() {
+    let mut nodes = Nodes::new(3, 1 << 12);
+    let windows = |nodes: &Nodes| [0, 1, 2].map(|node: usize| nodes.chains[node].window());
+    nodes.chains[0].set_lease(0, 7);
+    assert_eq!(windows(&nodes), [Some(7), None, None]);
+    let write = Transaction { writes: vec![put(60, b"over the border")], ..Transaction::default() };
+    assert_eq!(nodes.ask(0, 1, write), Some(ChainOutcome::Done(Vec::new())));
+    let lines = nodes.chains[0].lines().expect("keys have bytes");
+    let mut window = vec![0; lines.bytes() as usize];
+    lines.fill(1, &nodes.chains[0].data()[..DATA], |at, bytes| {
+        window[at as usize..][..bytes.len()].copy_from_slice(bytes)
+    });
+    let mut read = WindowRead::new(lines, &[at(60, 15)], 1024).expect("a read");
+    let (part, from, length) = read.next_read().expect("a READ");
+    let end = read.found(part, &window[from as usize..][..length as usize]);
+    assert_eq!(end, Some(WindowEnd::Read(vec![b"over the border"[..].into()])));
+    // Who is the head next has applied all of it before it shows anything.
+    nodes.enter(View { epoch: 2, members: NodeSet::first(3).without(NodeId(0)), ..nodes.view });
+    assert_eq!(windows(&nodes)[1..], [Some(u64::MAX), None]);
+    assert!(nodes.chains[1].data()[60..].starts_with(b"over the border"));
+}
+
+#[test]
 fn what_cannot_be_done_is_refused() {
     let mut nodes = Nodes::new(2, 1 << 12);
     let refused = Some(ChainOutcome::Refused(ChainRefusal::Invalid));

@@ -236,6 +236,10 @@ pub enum ChainMutation {
     ForgetsSessions,
     /// Entries that came early leave no room for the one that they wait for.
     KeepsEarly,
+    /// The head's window stays open when its lease is over.
+    NoFence,
+    /// It is open before the head has applied what the view begins with.
+    EarlyWindow,
 }
 
 /// How often rare branches were reached.

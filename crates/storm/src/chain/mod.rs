@@ -7,6 +7,7 @@
 pub mod elle;
 pub mod export;
 pub mod lists;
+mod looks;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -73,7 +74,7 @@ impl ChainCase {
 }
 
 /// Seeded faults that storms find, by their names on the command line.
-pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 7] = [
+pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 9] = [
     ("early-ack", ChainMutation::EarlyAck),
     ("early-answer", ChainMutation::EarlyAnswer),
     ("no-queue", ChainMutation::NoQueue),
@@ -81,7 +82,13 @@ pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 7] = [
     ("no-lease", ChainMutation::NoLease),
     ("forgets-sessions", ChainMutation::ForgetsSessions),
     ("keeps-early", ChainMutation::KeepsEarly),
+    ("no-fence", ChainMutation::NoFence),
+    ("early-window", ChainMutation::EarlyWindow),
 ];
+
+/// How one-sided reads of a head's window end.
+pub const LOOKS: [&str; 3] =
+    ["read one-sided", "one-sided reads that met a write", "one-sided reads that were refused"];
 
 /// Why a storm failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -111,6 +118,8 @@ pub struct ChainStormReport {
     pub lost_lines: u64,
     /// How often each of the engine's marks was reached.
     pub marks: [u64; ChainMarks::NAMES.len()],
+    /// One-sided reads of a head's window, by how they ended: see [`LOOKS`].
+    pub looks: [u64; LOOKS.len()],
     /// What failed, if anything did.
     pub failure: Option<ChainFailure>,
     /// What each node had come to, if something did.

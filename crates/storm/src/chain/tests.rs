@@ -4,18 +4,19 @@ use super::*;
 
 #[test]
 fn storms_pass_and_repeat() {
-    let mut blackouts = 0;
+    let (mut blackouts, mut looks) = (0, [0; LOOKS.len()]);
     for seed in 1..6 {
         let case = ChainCase { seed, nodes: 3, mutation: None };
         let report = run(&case);
         assert_eq!(report.failure, None, "{}\n{}", case.command(), report.states.join("\n"));
         assert!(report.history.iter().filter(|txn| txn.end == ChainEnd::Done).count() > 50, "seed {seed}");
         blackouts += report.blackouts;
+        looks.iter_mut().zip(report.looks).for_each(|(sum, count)| *sum += count);
         if seed == 1 {
             assert_eq!(run(&case).history, report.history, "storms repeat");
         }
     }
-    assert!(blackouts > 0);
+    assert!(blackouts > 0 && looks[0] > 50 && looks[2] > 0, "{looks:?}");
 }
 
 #[test]

@@ -8,20 +8,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use remora_nic::Now;
 use remora_replica::chain::{
     ChainConfig, ChainMarks, ChainNode, ChainNodeOutput, ChainOutcome, ChainPacket, ChainRefusal, ChainReply,
-    ChainRequest, Transaction,
+    ChainRequest, Transaction, WindowRead,
 };
 use remora_replica::ddp::Session;
 use remora_replica::member::Standing;
 use remora_replica::types::{NodeId, NodeSet};
 
 use super::lists::{self, LIST, MOST};
+use super::looks::{Back, Sent};
 use super::memory::Memory;
-use super::{ChainCase, ChainEnd, ChainFailure, ChainOp, ChainStormReport, ChainTxn, elle};
+use super::{ChainCase, ChainEnd, ChainFailure, ChainOp, ChainStormReport, ChainTxn, LOOKS, elle};
 use crate::clock::Clock;
 use crate::events::{MS, Queue, SECOND, Time, US};
 use crate::nemesis::{self, KINDS, ScheduledFault, StormFault, is_spare};
 use crate::net::Network;
 use crate::rng::{Purpose, Rng};
+use crate::shown::Shown;
 
 /// How long after the faults everything may take: only hanging counts as hanging.
 const PATIENCE: Time = 60 * SECOND;
@@ -36,10 +38,12 @@ const KEYS_AT_ONCE: u64 = 3;
 /// Twice what the nemesis does to one clock.
 const DRIFT_PPM: u32 = 10_000;
 
-enum Event {
+pub(super) enum Event {
     Message { from: usize, to: usize, packet: Box<ChainPacket> },
     Request { node: usize, life: u64, client: usize, request: ChainRequest },
     Reply { client: usize, reply: ChainReply },
+    Look { node: usize, life: u64, sent: Sent },
+    Looked(Back),
     Wake { client: usize },
     GivesUp { client: usize, tag: u64 },
     Flushed { node: usize, life: u64 },
@@ -50,11 +54,13 @@ enum Event {
     Calm,
 }
 
-struct Place {
-    node: Option<ChainNode>,
+pub(super) struct Place {
+    pub node: Option<ChainNode>,
     memory: Memory,
-    clock: Clock,
-    life: u64,
+    /// What READs find there.
+    pub shown: Option<Shown>,
+    pub clock: Clock,
+    pub life: u64,
     still_until: Time,
     slow: Time,
     armed: Option<Time>,
@@ -64,33 +70,38 @@ struct Place {
 }
 
 /// A client: it asks one thing at a time.
-struct Client {
-    rng: Rng,
-    node: usize,
-    tag: u64,
+pub(super) struct Client {
+    pub rng: Rng,
+    pub node: usize,
+    pub tag: u64,
     /// What it asked for last, and how often it was asked for before.
-    request: Transaction,
+    pub request: Transaction,
     attempt: u32,
     sequence: u64,
     /// What it waits for: where in the history it is.
-    asked: Option<usize>,
+    pub asked: Option<usize>,
+    /// The READs that it makes instead of asking, and which view's key it has.
+    pub look: Option<(WindowRead, u64)>,
     /// What it has read, to append to.
     found: Vec<(u64, Vec<u32>)>,
     /// Reads of the end: which node, and from which key on.
-    last_reads: Vec<(usize, u64)>,
+    pub last_reads: Vec<(usize, u64)>,
 }
 
-struct World {
+pub(super) struct World {
     config: ChainConfig,
-    now: Time,
-    queue: Queue<Event>,
-    places: Vec<Place>,
-    net: Network,
-    clients: Vec<Client>,
+    pub now: Time,
+    pub queue: Queue<Event>,
+    pub places: Vec<Place>,
+    pub net: Network,
+    pub clients: Vec<Client>,
     history: Vec<ChainTxn>,
     schedule: Vec<ScheduledFault>,
     faults: [u64; KINDS.len()],
     marks: [u64; ChainMarks::NAMES.len()],
+    /// Whether clients make one-sided reads, and how these ended.
+    pub looking: bool,
+    pub look_ends: [u64; LOOKS.len()],
     calm: bool,
     next_value: u32,
     /// Lists below this one are full.
@@ -99,7 +110,7 @@ struct World {
     pause: Time,
     flush: Time,
     /// After so long a client asks again, or does not know how its transaction ended.
-    timeout: Time,
+    pub timeout: Time,
     /// The newest view's epoch and members; who of them has kept its memory since; whose memory was wiped.
     epoch: u64,
     members: u64,
@@ -136,6 +147,7 @@ pub fn run(case: &ChainCase) -> ChainStormReport {
         blackouts: world.blackouts,
         lost_lines: world.places.iter().map(|place| place.memory.lost_lines).sum(),
         marks: world.marks,
+        looks: world.look_ends,
         history: world.history,
         failure,
     }
@@ -158,6 +170,7 @@ impl World {
         let place = |index: usize| Place {
             node: None,
             memory: Memory::new(config.layout().bytes()),
+            shown: None,
             clock: Clock::new(world.below(1000 * SECOND)),
             life: 0,
             still_until: 0,
@@ -174,6 +187,7 @@ impl World {
             attempt: 0,
             sequence: 0,
             asked: None,
+            look: None,
             found: Vec::new(),
             last_reads: Vec::new(),
         };
@@ -194,6 +208,9 @@ impl World {
             schedule,
             faults: [0; KINDS.len()],
             marks: [0; ChainMarks::NAMES.len()],
+            // What a seed of the others had before stays as it was.
+            looking: seed % 2 == 1,
+            look_ends: [0; LOOKS.len()],
             calm: false,
             next_value: 0,
             oldest: 0,
@@ -237,6 +254,7 @@ impl World {
         // Whatever comes to a node that stands still waits.
         if let Event::Message { to: node, .. }
         | Event::Request { node, .. }
+        | Event::Look { node, .. }
         | Event::Flushed { node, .. }
         | Event::Timer { node, .. } = &event
         {
@@ -254,6 +272,8 @@ impl World {
                 self.turn(node, |it, now| it.submit(now, ChainRequest { tag, ..request }));
             }
             Event::Reply { client, reply } => self.replied(client, reply),
+            Event::Look { node, life, sent } if self.places[node].life == life => self.looks(node, sent),
+            Event::Looked(back) => self.looked(back),
             Event::Wake { client } => self.ask(client),
             Event::GivesUp { client, tag }
                 if self.clients[client].tag == tag && self.clients[client].asked.is_some() =>
@@ -276,7 +296,11 @@ impl World {
             Event::Fault { index } => self.fault(index),
             Event::FaultEnds { index } => self.fault_ends(index),
             Event::Calm => self.calm_down(),
-            Event::Request { .. } | Event::GivesUp { .. } | Event::Flushed { .. } | Event::Start { .. } => {}
+            Event::Request { .. }
+            | Event::Look { .. }
+            | Event::GivesUp { .. }
+            | Event::Flushed { .. }
+            | Event::Start { .. } => {}
             // It may stand for one that came later, while the node stood still.
             Event::Timer { node, .. } => self.arm(node),
         }
@@ -286,7 +310,9 @@ impl World {
         let place = &mut self.places[node];
         if place.node.is_none() {
             let config = ChainConfig { id: NodeId(node as u8), ..self.config.clone() };
-            place.node = Some(ChainNode::new(config, place.clock.local(self.now), place.memory.image()));
+            let started = ChainNode::new(config, place.clock.local(self.now), place.memory.image());
+            place.shown = self.looking.then(|| Shown::new(started.chain()));
+            place.node = Some(started);
             place.life += 1;
             place.armed = None;
             self.turn(node, |_, _| {});
@@ -306,7 +332,13 @@ impl World {
                         self.queue.push(at, Event::Message { from: node, to: to.0.into(), packet });
                     }
                 }
-                ChainNodeOutput::Write(token, at, bytes) => self.places[node].memory.write(token, at, bytes),
+                ChainNodeOutput::Write(token, at, bytes) => {
+                    let place = &mut self.places[node];
+                    if let Some(shown) = &mut place.shown {
+                        shown.write(engine.chain(), at, &bytes);
+                    }
+                    place.memory.write(token, at, bytes);
+                }
                 ChainNodeOutput::Reply(ChainReply { tag, outcome }) => {
                     let (client, tag) = ((tag >> 32) as usize, tag & 0xffff_ffff);
                     if let Some(delay) = self.net.client_delay() {
@@ -402,7 +434,9 @@ impl World {
         it.asked = Some(self.history.len());
         (it.request, it.attempt, it.sequence) = (transaction, 0, it.sequence + 1);
         self.history.push(ChainTxn { client, called: self.now, returned: 0, end: ChainEnd::Unknown, ops });
-        self.send(client);
+        if !self.begins_to_look(client) {
+            self.send(client);
+        }
     }
 
     /// An attempt at what the client asks for.
@@ -430,7 +464,7 @@ impl World {
         self.send(client);
     }
 
-    fn replied(&mut self, client: usize, ChainReply { tag, outcome }: ChainReply) {
+    pub(super) fn replied(&mut self, client: usize, ChainReply { tag, outcome }: ChainReply) {
         let it = &mut self.clients[client];
         let Some(index) = it.asked.filter(|_| it.tag == tag) else { return };
         let txn = &mut self.history[index];

@@ -2,6 +2,7 @@
 //!
 //! Messages come in any order; what is to be durable becomes so at any later time; nodes crash before and after each flush,
 //! with any part of what was not flushed, the next entry torn; one by one or all at once; and start again as learners.
+//! Who reads by one-sided READs makes each of them at any later time, with the key that it had then.
 //! Membership is replaced by its contract: views in order, and none without a node before that node's lease is over.
 //! Checked is, whenever a transaction ends and when nothing can happen any more:
 //!
@@ -9,6 +10,7 @@
 //!    of them read, and what is there in the end (strict serializability).
 //! 2. In the end all members have the same data, and nobody waits.
 
+mod looks;
 mod mutants;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,8 @@ pub struct ChainOptions {
     pub writes: u8,
     /// Transactions that only read both keys, at any member.
     pub reads: u8,
+    /// Transactions that only read both keys, by one-sided READs of the head's window.
+    pub looks: u8,
     /// Crashes of single nodes.
     pub crashes: u8,
     /// Crashed nodes that start again and catch up.
@@ -44,7 +48,17 @@ pub struct ChainOptions {
 
 impl Default for ChainOptions {
     fn default() -> Self {
-        Self { nodes: 3, writes: 2, reads: 1, crashes: 0, restarts: 0, suspicions: 0, blackouts: 0, mutation: None }
+        Self {
+            nodes: 3,
+            writes: 2,
+            reads: 1,
+            looks: 0,
+            crashes: 0,
+            restarts: 0,
+            suspicions: 0,
+            blackouts: 0,
+            mutation: None,
+        }
     }
 }
 

@@ -16,6 +16,7 @@ const NONE: ChainOptions = ChainOptions {
     nodes: 2,
     writes: 1,
     reads: 0,
+    looks: 0,
     crashes: 0,
     restarts: 0,
     suspicions: 0,
@@ -28,7 +29,7 @@ const fn mutant(mutation: ChainMutation, name: &'static str, options: ChainOptio
 }
 
 /// All of them.
-pub const CHAIN_MUTANTS: [ChainMutant; 8] = [
+pub const CHAIN_MUTANTS: [ChainMutant; 10] = [
     mutant(ChainMutation::EarlyShow, "early-show", ChainOptions { writes: 2, blackouts: 1, ..NONE }),
     mutant(ChainMutation::EarlyAnswer, "early-answer", ChainOptions { crashes: 1, ..NONE }),
     mutant(ChainMutation::NoQueue, "no-queue", ChainOptions { writes: 2, ..NONE }),
@@ -37,6 +38,8 @@ pub const CHAIN_MUTANTS: [ChainMutant; 8] = [
     mutant(ChainMutation::TrustsTorn, "trusts-torn", ChainOptions { blackouts: 1, ..NONE }),
     mutant(ChainMutation::EarlyReady, "early-ready", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
     mutant(ChainMutation::SkipRedo, "skip-redo", ChainOptions { crashes: 1, restarts: 1, ..NONE }),
+    mutant(ChainMutation::NoFence, "no-fence", ChainOptions { looks: 1, suspicions: 1, ..NONE }),
+    mutant(ChainMutation::EarlyWindow, "early-window", ChainOptions { nodes: 3, looks: 1, crashes: 1, ..NONE }),
 ];
 
 impl ChainMutant {

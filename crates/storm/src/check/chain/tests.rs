@@ -34,6 +34,18 @@ fn nothing_that_was_answered_is_lost_when_all_crash() {
 }
 
 #[test]
+fn reads_of_the_heads_window_are_serialized_with_all_else() {
+    let small = ChainOptions { nodes: 2, writes: 1, reads: 0, looks: 1, ..ChainOptions::default() };
+    assert!(holds(ChainOptions { writes: 2, ..small }) > 50);
+    // An ordinary reader sees no less than who looked before it, and the other way round.
+    assert!(holds(ChainOptions { reads: 1, ..small }) > 50);
+    assert!(holds(ChainOptions { suspicions: 1, ..small }) > 50);
+    assert!(holds(ChainOptions { nodes: 3, crashes: 1, ..small }) > 50);
+    assert!(holds(ChainOptions { crashes: 1, restarts: 1, ..small }) > 50);
+    assert!(holds(ChainOptions { blackouts: 1, ..small }) > 50);
+}
+
+#[test]
 fn each_seeded_fault_is_found() {
     for mutant in &CHAIN_MUTANTS {
         let report = check_chain_mutant(mutant);

@@ -12,11 +12,13 @@ use remora_replica::member::{Durable, Standing};
 use remora_replica::types::{NodeId, NodeSet};
 
 use super::ChainOptions;
+use super::looks::Look;
 use crate::search::{Space, Steps};
+use crate::shown::Shown;
 
 /// Two keys of eight bytes, and a ring of some entries.
-const KEYS: u64 = 2;
-const CELL: u64 = 8;
+pub(super) const KEYS: u64 = 2;
+pub(super) const CELL: u64 = 8;
 const LAYOUT: Layout = Layout { ring: 512, data: (KEYS * CELL) as usize };
 /// How often at most all that was not answered is sent again, along one way.
 const NUDGES: u8 = 12;
@@ -26,17 +28,19 @@ type Envelope = (NodeId, NodeId, u64, ChainMessage);
 
 /// What a client asked and got.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Call {
+pub(super) struct Call {
     /// Who was asked, if somebody has it.
-    node: Option<NodeId>,
+    pub node: Option<NodeId>,
     tries: u8,
     /// Those that had ended when it began.
     after: u8,
-    stage: Stage,
+    pub stage: Stage,
+    /// The READs that it makes, and the key that it has for them.
+    pub look: Option<Look>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Stage {
+pub(super) enum Stage {
     Idle,
     Asked,
     /// It read this.
@@ -46,20 +50,22 @@ enum Stage {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Place {
-    chain: Option<Chain>,
+pub(super) struct Place {
+    pub chain: Option<Chain>,
     /// What is durable, and what is on its way there.
     image: Vec<u8>,
     unflushed: VecDeque<(u64, u64, Vec<u8>)>,
+    /// What READs find, if somebody makes some.
+    pub shown: Option<Shown>,
 }
 
 /// A state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct State {
-    places: Vec<Arc<Place>>,
+    pub places: Vec<Arc<Place>>,
     messages: BTreeSet<Arc<Envelope>>,
     view: View,
-    calls: Vec<Call>,
+    pub calls: Vec<Call>,
     left: [u8; 4],
     /// Nodes that have started since the view was decided.
     fresh: NodeSet,
@@ -76,6 +82,8 @@ pub(super) enum Action {
     Flush(u8),
     /// A client asks.
     Ask(u8, u8),
+    /// The next of its READs comes to the node.
+    Look(u8),
     /// A node hears of the newest view.
     Install(u8),
     /// It loses its memory; of what was not flushed so many writes are durable, and perhaps a part of the next.
@@ -122,6 +130,10 @@ impl World {
         call < usize::from(self.options.writes)
     }
 
+    pub fn is_look(&self, call: usize) -> bool {
+        call >= usize::from(self.options.writes + self.options.reads)
+    }
+
     fn request(&self, call: usize) -> ChainRequest {
         let reads = (0..KEYS).map(|key| Extent { offset: key * CELL, length: CELL as u32 }).collect();
         let value = (call as u64 + 1).to_le_bytes();
@@ -150,7 +162,7 @@ impl World {
     /// Something happens to a node, and it does what comes of that.
     fn turn(&self, state: &mut State, node: u8, what: impl FnOnce(&mut Chain)) {
         let mut place = (*state.places[usize::from(node)]).clone();
-        let Some(chain) = &mut place.chain else { return };
+        let (Some(chain), shown) = (&mut place.chain, &mut place.shown) else { return };
         what(chain);
         loop {
             while let Some(output) = chain.poll() {
@@ -159,6 +171,9 @@ impl World {
                         state.messages.insert(Arc::new((id(node), to, epoch, message)));
                     }
                     ChainOutput::Write(token, at, bytes) => {
+                        if let Some(shown) = shown {
+                            shown.write(chain, at, &bytes);
+                        }
                         place.unflushed.push_back((token, at, bytes));
                     }
                     ChainOutput::Reply(reply) => {
@@ -201,10 +216,10 @@ impl World {
             }
             place.image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
         }
-        place.chain = None;
+        (place.chain, place.shown) = (None, None);
         state.places[usize::from(node)] = Arc::new(place);
         for call in state.calls.iter_mut().filter(|call| call.node == Some(id(node))) {
-            (call.node, call.stage) = (None, Stage::Unknown);
+            (call.node, call.stage, call.look) = (None, Stage::Unknown, None);
         }
     }
 
@@ -241,7 +256,9 @@ impl World {
             chain.is_some_and(|it| it.view().epoch == view.epoch && it.status() == Some(Standing::Ready))
         };
         let members = view.learners.iter().filter(ready).fold(stay, NodeSet::with);
-        let learners = up.minus(members);
+        // READs are answered without anybody's help: then it matters how long a node that is left out knows nothing of it.
+        let unheard = if self.options.looks > 0 { suspected } else { NodeSet::EMPTY };
+        let learners = up.minus(members).minus(unheard);
         let back = !view.learners.and(up).minus(alive).is_empty();
         let changes = (members, learners) != (view.members, view.learners) || back;
         changes.then_some(View { epoch: view.epoch + 1, members, learners, recovery: false })
@@ -282,10 +299,15 @@ impl World {
         if self.due(state).is_some() {
             actions.push(Action::Decide);
         }
+        let calls = state.calls.iter().enumerate();
+        actions.extend(calls.filter(|(_, call)| call.look.is_some()).map(|(number, _)| Action::Look(number as u8)));
         let busy = !actions.is_empty();
         for (number, call) in state.calls.iter().enumerate().filter(|(_, call)| call.stage == Stage::Idle) {
             for node in (0..self.options.nodes).filter(|_| call.tries < 2) {
                 let serves = self.chain(state, id(node)).is_some_and(|chain| {
+                    if self.is_look(number) {
+                        return chain.window().is_some();
+                    }
                     let here = chain.view().members.has(id(node));
                     here && (!self.is_writer(number) || chain.head() == Some(id(node)))
                 });
@@ -351,11 +373,16 @@ impl World {
                 let after = (0..).zip(&last.calls).filter(|(_, call)| matches!(call.stage, Stage::Done(_)));
                 let after = after.fold(0, |mask, (bit, _)| mask | 1 << bit);
                 let tries = last.calls[usize::from(number)].tries + 1;
-                let call = Call { node: Some(id(node)), tries, after, stage: Stage::Asked };
+                let look = self.is_look(number.into()).then(|| self.begins_to_look(last, id(node))).flatten();
+                let looks = look.is_some();
+                let call = Call { node: Some(id(node)), tries, after, stage: Stage::Asked, look };
                 state.calls[usize::from(number)] = call;
-                let request = self.request(number.into());
-                self.turn(&mut state, node, |chain| chain.submit(0, request));
+                if !looks {
+                    let request = self.request(number.into());
+                    self.turn(&mut state, node, |chain| chain.submit(0, request));
+                }
             }
+            Action::Look(number) => self.looks(&mut state, number.into()),
             Action::Install(node) => self.enter(&mut state, node),
             Action::Crash(node, keep, torn) => {
                 state.left[CRASHES] -= 1;
@@ -400,7 +427,9 @@ impl World {
         if place.image.is_empty() {
             place.image = vec![0; LAYOUT.bytes()];
         }
-        place.chain = Some(Chain::new(self.config(node), 0, &place.image));
+        let chain = Chain::new(self.config(node), 0, &place.image);
+        place.shown = (self.options.looks > 0).then(|| Shown::new(&chain));
+        place.chain = Some(chain);
         state.fresh = state.fresh.with(id(node));
         state.places[usize::from(node)] = Arc::new(place);
         self.turn(state, node, |_| {});
@@ -491,6 +520,7 @@ impl World {
             },
             Action::Flush(node) => format!("n{node}        flushes"),
             Action::Ask(call, node) => format!("T{call} -> n{node}"),
+            Action::Look(call) => format!("T{call} READs"),
             Action::Install(node) => format!("n{node}        enters {}", before.view),
             Action::Crash(node, keep, torn) => {
                 format!(
@@ -528,7 +558,7 @@ fn say(message: &ChainMessage) -> String {
     }
 }
 
-fn number(bytes: &[u8]) -> u64 {
+pub(super) fn number(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
@@ -538,14 +568,14 @@ impl Space for World {
     type Steps<'a> = &'a Self;
 
     fn first(&self) -> State {
-        let ChainOptions { nodes, writes, reads, crashes, restarts, suspicions, blackouts, .. } = self.options;
-        let place = Place { chain: None, image: vec![0; LAYOUT.bytes()], unflushed: VecDeque::new() };
-        let call = Call { node: None, tries: 0, after: 0, stage: Stage::Idle };
+        let ChainOptions { nodes, writes, reads, looks, crashes, restarts, suspicions, blackouts, .. } = self.options;
+        let place = Place { chain: None, image: vec![0; LAYOUT.bytes()], unflushed: VecDeque::new(), shown: None };
+        let call = Call { node: None, tries: 0, after: 0, stage: Stage::Idle, look: None };
         let mut state = State {
             places: (0..nodes).map(|_| Arc::new(place.clone())).collect(),
             messages: BTreeSet::new(),
             view: View::first(NodeSet::first(nodes)),
-            calls: vec![call; (writes + reads).into()],
+            calls: vec![call; (writes + reads + looks).into()],
             left: [crashes, restarts, suspicions, blackouts],
             fresh: NodeSet::EMPTY,
             nudges: 0,
