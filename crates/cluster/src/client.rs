@@ -119,11 +119,7 @@ impl<X: Spoken> ConnectedClient<X> {
         if config.nodes.is_empty() {
             return Err(Error::Argument("a cluster has at least one node".into()));
         }
-        let (local, link) = match config.local {
-            Some(local) => (local, link_at(local, config.link, &Layers::default())?),
-            None => at_free_loopback(|local| Ok((local, link_at(local, config.link, &Layers::default())?)))?,
-        };
-        let device = Device::new(local, vec![link], None)?;
+        let device = device(&config)?;
         let sizes = Sizes { receives: 256, sends: 256, favoured: 0, frame: Bounds::SHIPPED.client_frame };
         let streams = streams(device.lock().nic(), sizes)?;
         let mut name = [0; 8];
@@ -401,24 +397,14 @@ impl<X: Spoken> ConnectedClient<X> {
 
     /// Calls a node, if it can be called.
     fn dial(&mut self, seat: &mut Seat<'_>, node: IpAddr) -> Option<Connection> {
-        let link = seat.links.first_mut()?;
-        if !link.reach(node).unwrap_or(false) {
+        if !is_there(seat, node) {
             return None;
         }
-        // A node that acknowledges nothing for some 0.1 s is gone.
-        let path_mtu = link.max_mtu() as u32;
-        // Answers for which this client has no room are not to keep the node busy: it tries again after 0.64 ms.
-        let attr = ConnectAttr { path_mtu, min_rnr_timer: 12, ack_timeout: 12, ..ConnectAttr::default() };
-        let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
         let said = ClientHello::new(self.guard(), X::CHAIN).ok()?;
-        let call = match &self.config.secret {
-            Some(secret) => hello::mark(secret, &said.encode(), node),
-            None => said.encode().to_vec(),
-        };
         let qpn = self.streams.open(seat.nic).ok()?;
-        match seat.nic.connect(seat.now.time(), qpn, route, service_id(CLIENT_PORT), attr, &call) {
-            Ok(conn) => Some(Connection { qpn, conn, said }),
-            Err(_) => {
+        match call(seat, qpn, (node, CLIENT_PORT), &said, self.config.secret.as_ref()) {
+            Some(conn) => Some(Connection { qpn, conn, said }),
+            None => {
                 self.streams.close(seat.nic, qpn);
                 None
             }
@@ -433,6 +419,40 @@ impl<X: Spoken> ConnectedClient<X> {
             self.lost(seat, qpn);
         }
     }
+}
+
+/// A device for a client.
+pub(super) fn device(config: &ClusterClientConfig) -> Result<Device, Error> {
+    let (local, link) = match config.local {
+        Some(local) => (local, link_at(local, config.link, &Layers::default())?),
+        None => at_free_loopback(|local| Ok((local, link_at(local, config.link, &Layers::default())?)))?,
+    };
+    Device::new(local, vec![link], None)
+}
+
+/// Whether a node may be at this address, as far as the link can tell.
+pub(super) fn is_there(seat: &mut Seat<'_>, node: IpAddr) -> bool {
+    seat.links.first_mut().is_some_and(|link| link.reach(node).unwrap_or(false))
+}
+
+/// Calls a node at one of its ports as a client that says this of itself, with a queue pair in INIT.
+pub(super) fn call(
+    seat: &mut Seat<'_>,
+    qpn: Qpn,
+    (node, port): (IpAddr, u16),
+    said: &ClientHello,
+    secret: Option<&Secret>,
+) -> Option<ConnId> {
+    // A node that acknowledges nothing for some 0.1 s is gone.
+    let path_mtu = seat.links.first()?.max_mtu() as u32;
+    // Answers for which this client has no room are not to keep the node busy: it tries again after 0.64 ms.
+    let attr = ConnectAttr { path_mtu, min_rnr_timer: 12, ack_timeout: 12, ..ConnectAttr::default() };
+    let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
+    let call = match secret {
+        Some(secret) => hello::mark(secret, &said.encode(), node),
+        None => said.encode().to_vec(),
+    };
+    seat.nic.connect(seat.now.time(), qpn, route, service_id(port), attr, &call).ok()
 }
 
 impl ClusterClient {

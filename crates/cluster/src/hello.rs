@@ -24,12 +24,15 @@ use remora_real::{Error, LinkKind, entropy};
 
 const MAGIC: [u8; 4] = *b"rmc\x08";
 const CLIENT_MAGIC: [u8; 4] = *b"rmk\x07";
+const WINDOW_MAGIC: [u8; 4] = *b"rmw\x01";
 /// Instead of a model: a chain.
 const CHAIN: u8 = 0x40;
 /// Bytes of a [`Hello`].
 const BYTES: usize = 39;
 /// Bytes of a [`ClientHello`].
 const CLIENT_BYTES: usize = 22;
+/// Bytes of a [`WindowHello`].
+const WINDOW_BYTES: usize = 32;
 /// Bytes of a proof.
 pub(super) const PROOF: usize = 32;
 /// Bytes of the mark of a call.
@@ -204,6 +207,52 @@ impl ClientHello {
     }
 }
 
+/// Where a head's window is, for clients that READ: what opens it. It follows what the node says of itself and its proof, which is
+/// zeros where connections are open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct WindowHello {
+    /// Its address and key.
+    pub va: u64,
+    pub key: u32,
+    /// Bytes of data, and of a key of it.
+    pub data: u64,
+    pub cell: u64,
+}
+
+impl WindowHello {
+    pub fn encode(&self) -> [u8; WINDOW_BYTES] {
+        let mut bytes = [0; WINDOW_BYTES];
+        bytes[..4].copy_from_slice(&WINDOW_MAGIC);
+        bytes[4..8].copy_from_slice(&self.key.to_le_bytes());
+        for (place, number) in bytes[8..].chunks_exact_mut(8).zip([self.va, self.data, self.cell]) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads one; padding may follow.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..WINDOW_BYTES)?.strip_prefix(&WINDOW_MAGIC)?;
+        let number = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        let key = u32::from_le_bytes(*bytes.first_chunk()?);
+        Some(Self { key, va: number(4)?, data: number(12)?, cell: number(20)? })
+    }
+
+    /// What a node answers a client with that is to READ, in these words.
+    pub fn answer(&self, words: &Words, secret: Option<&Secret>) -> Vec<u8> {
+        let proof = secret.map_or([0; PROOF], |secret| words.prove(secret, End::Answerer));
+        [&*words.answerer, &proof, &self.encode()].concat()
+    }
+
+    /// Reads such an answer to what the client has said, and looks whether it is of a node that knows the secret.
+    pub fn answered(secret: Option<&Secret>, caller: Said, said: &[u8]) -> Option<Self> {
+        if let Some(secret) = secret {
+            Words::answered(secret, caller, said)?;
+        }
+        Self::decode(said.get(BYTES + PROOF..)?)
+    }
+}
+
 /// A call of the node at the address `to`, with a mark that nobody makes without the secret: one that was forged is refused before
 /// anything is held for it, so that it takes nobody's place. Whoever has seen a call can repeat it, which the proofs that
 /// follow find out.
@@ -354,6 +403,15 @@ mod tests {
         assert_eq!(hello.differs(&far).unwrap(), "node 3 talks within this host, node 1 sealed");
         let client = ClientHello::new(Guard::Sealed, true).unwrap();
         assert_eq!(ClientHello::decode(&[&*client.encode(), &[0; 9]].concat()), Some(client));
+        let window = WindowHello { va: 1 << 40, key: 7, data: 4096, cell: 64 };
+        assert_eq!(WindowHello::decode(&[&window.encode()[..], &[0; 9]].concat()), Some(window));
+        assert_eq!(WindowHello::decode(&window.encode()[..31]), None);
+        let words = Words { caller: client.encode(), answerer: hello.encode() };
+        let answer = window.answer(&words, Some(&[7; 32]));
+        assert!(answer.len() <= remora_nic::cm::REP_PRIVATE_DATA);
+        assert_eq!(WindowHello::answered(Some(&[7; 32]), client.encode(), &answer), Some(window));
+        assert_eq!(WindowHello::answered(Some(&[8; 32]), client.encode(), &answer), None);
+        assert_eq!(WindowHello::answered(None, client.encode(), &window.answer(&words, None)), Some(window));
         assert_eq!((ClientHello::decode(&hello.encode()), Hello::decode(&client.encode())), (None, None));
         let slow = ClusterNodeConfig { suspect: Duration::from_secs(2), ..config(1) };
         assert_eq!(hello.differs(&slow).unwrap(), "node 3 suspects after 200ms, node 1 after 2s");

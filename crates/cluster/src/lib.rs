@@ -7,8 +7,8 @@
 //!
 //! Only one who has the cluster's secret is let in as a node, and only one who has the clients' secret, which follows from
 //! it, as a client. What they say to each other is sealed where it leaves the host, unless a configuration says otherwise.
-//! Clients reach the service and nothing else: no memory of a node is open to them, and all they send is checked before it
-//! is believed.
+//! Clients reach the service and nothing else, and all they send is checked before it is believed. No memory of a node is open to
+//! them but a chain's data, where nothing is sealed: they READ it by a [`ChainReader`], as long as the head's lease lasts.
 
 mod client;
 mod direct;
@@ -17,6 +17,7 @@ mod journal;
 mod logfile;
 mod node;
 mod pmem;
+mod reader;
 mod server;
 mod service;
 mod wire;
@@ -25,6 +26,7 @@ pub use client::{ChainClient, ClusterClient, ClusterClientConfig, ConnectedClien
 pub use hello::{Guard, client_secret};
 pub use logfile::{LogKind, NEW_LOG};
 pub use node::{ClusterNode, ClusterNodeConfig};
+pub use reader::{ChainReader, ReadEnd};
 pub use remora_replica::bounds::MAX_VALUE;
 pub use remora_replica::chain::{ChainOutcome, ChainRefusal, Extent, Transaction, Tuple};
 pub use remora_replica::client::{Ended, Split, Ticket};

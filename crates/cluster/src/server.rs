@@ -5,6 +5,7 @@
 
 mod connections;
 mod under_way;
+mod window;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -22,6 +23,7 @@ use remora_replica::stream::{Arrival, Streams};
 use remora_replica::types::{NodeId, NodeSet};
 
 use self::under_way::UnderWay;
+use self::window::Window;
 use super::hello::{Hello, Words};
 use super::journal::Journal;
 use super::node::ClusterNodeConfig;
@@ -52,6 +54,7 @@ pub(super) struct Server<S> {
     journal: Journal,
     streams: Streams,
     listeners: [ListenerId; 2],
+    window: Option<Window>,
     peers: Vec<Peer>,
     roles: BTreeMap<Qpn, Role>,
     clients: usize,
@@ -145,6 +148,7 @@ impl<S: Service> Server<S> {
         told: Told,
     ) -> Result<Self, Error> {
         let listeners = [seat.nic.listen(service_id(CLIENT_PORT))?, seat.nic.listen(service_id(PEER_PORT))?];
+        let window = Window::over(seat.nic, config.guard(), node.shown())?;
         let peers = config.addresses.iter().map(|_| Peer::default()).collect();
         Ok(Self {
             config,
@@ -152,6 +156,7 @@ impl<S: Service> Server<S> {
             journal,
             streams,
             listeners,
+            window,
             peers,
             roles: BTreeMap::new(),
             clients: 0,
@@ -309,6 +314,11 @@ impl<S: Service> Server<S> {
                 }
                 Wanted::Log(token, change) => self.journal.submit(token, change),
                 Wanted::Reply(tag, outcome) => self.reply(tag, outcome),
+                Wanted::Data(offset, bytes, version) => {
+                    if let Some(window) = &self.window {
+                        window.write(version, offset, &bytes);
+                    }
+                }
             }
         }
         if self.node.has_lost_its_log() {
@@ -400,7 +410,9 @@ impl<S: Service> Resident for Server<S> {
         let mut work = 0;
         for event in std::mem::take(seat.events) {
             work += 1;
-            self.event(seat, event);
+            if !self.window_event(seat, &event) {
+                self.event(seat, event);
+            }
         }
         let untaken: usize = self.asking.iter().map(|&qpn| self.streams.arrived(qpn)).sum();
         while untaken <= UNTAKEN
@@ -443,6 +455,7 @@ impl<S: Service> Resident for Server<S> {
             self.status.retransmits = seat.nic.counters().retransmits;
         }
         self.outputs(&seat.now, None);
+        self.follow_window(seat);
         self.journal.turn(self.node.awaits_log());
         for (qpn, conn) in std::mem::take(&mut self.leaving) {
             self.close(seat, qpn, conn);

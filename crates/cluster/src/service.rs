@@ -2,14 +2,14 @@
 
 use remora_nic::Now;
 use remora_replica::chain::{
-    ChainOutcome, ChainPacket, ChainRefusal, ChainReply, ChainRequest, LoggedChain, LoggedOutput,
+    ChainOutcome, ChainPacket, ChainRefusal, ChainReply, ChainRequest, Lines, LoggedChain, LoggedOutput,
 };
 use remora_replica::client::Split;
 use remora_replica::ddp::{Body, Op, Outcome, Refusal, Reply, Request};
 use remora_replica::frames::{self, Answered, Framed, decode_packet, encode_packet};
 use remora_replica::node::{Change, NodeOutput, Packet, ReplicaNode};
 use remora_replica::status::NodeStatus;
-use remora_replica::types::{NodeId, NodeSet};
+use remora_replica::types::{NodeId, NodeSet, Value};
 
 use remora_nic::Time;
 
@@ -18,6 +18,15 @@ pub(super) enum Wanted<S: Service> {
     Send(NodeSet, S::Packet),
     Log(u64, Change),
     Reply(u64, S::Outcome),
+    /// From this offset on clients that READ are to find this, under this version.
+    Data(u64, Value, u64),
+}
+
+/// What a service shows to clients that READ: how it is laid out, the data, and the version of what that is.
+pub(super) struct Shown<'a> {
+    pub lines: Lines,
+    pub data: &'a [u8],
+    pub version: u64,
 }
 
 /// See the module. Tags are the server's.
@@ -50,6 +59,15 @@ pub(super) trait Service: Sized + Send + 'static {
     fn timeout(&mut self, now: &Now);
     fn next_timeout(&self) -> Time;
     fn poll(&mut self, now: &Now) -> Option<Wanted<Self>>;
+
+    /// What clients may READ, if there is something.
+    fn shown(&self) -> Option<Shown<'_>> {
+        None
+    }
+    /// Until when they may, and in which view, if they may now.
+    fn window(&self) -> Option<(u64, Time)> {
+        None
+    }
 
     /// Whether somebody waits for the log.
     fn awaits_log(&self) -> bool;
@@ -249,7 +267,19 @@ impl Service for LoggedChain {
             LoggedOutput::Send(to, packet) => Wanted::Send(NodeSet::one(to), packet),
             LoggedOutput::Log(token, change) => Wanted::Log(token, change),
             LoggedOutput::Reply(ChainReply { tag, outcome }) => Wanted::Reply(tag, outcome),
+            LoggedOutput::Data(offset, bytes) => Wanted::Data(offset, bytes, self.node().chain().log_ends().1),
         })
+    }
+
+    fn shown(&self) -> Option<Shown<'_>> {
+        let chain = self.node().chain();
+        let lines = chain.lines()?;
+        Some(Shown { lines, data: &chain.data()[..lines.data() as usize], version: chain.log_ends().1 })
+    }
+
+    fn window(&self) -> Option<(u64, Time)> {
+        let chain = self.node().chain();
+        Some((chain.view().epoch, chain.window()?))
     }
 
     fn awaits_log(&self) -> bool {

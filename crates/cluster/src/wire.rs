@@ -7,12 +7,14 @@ use remora_replica::ddp::{Reply, Request};
 use remora_replica::frames::{Answered, Asked, decode_packet, encode_packet};
 use remora_replica::stream::Inbound;
 
-use super::hello::{ClientHello, Hello};
+use super::hello::{ClientHello, Hello, WindowHello};
 
-/// Ports in `rdma_cm`'s TCP port space: clients call one, the other nodes the other.
+/// Ports in `rdma_cm`'s TCP port space: clients call one, the other nodes another, and clients that READ the third.
 pub(super) const CLIENT_PORT: u16 = 7421;
 /// See [`CLIENT_PORT`].
 pub(super) const PEER_PORT: u16 = 7422;
+/// See [`CLIENT_PORT`].
+pub(super) const WINDOW_PORT: u16 = 7423;
 
 /// The cluster's secret: who has it belongs to it.
 pub type Secret = [u8; 32];
@@ -55,6 +57,8 @@ pub fn fuzz(bytes: &[u8]) {
     again(hello.as_ref(), |hello, out| out.extend_from_slice(&hello.encode()), Hello::decode);
     let client = ClientHello::decode(bytes);
     again(client.as_ref(), |client, out| out.extend_from_slice(&client.encode()), ClientHello::decode);
+    let window = WindowHello::decode(bytes);
+    again(window.as_ref(), |window, out| out.extend_from_slice(&window.encode()), WindowHello::decode);
     let mut inbound = Inbound::new(bytes.to_vec(), Bounds::SHIPPED.client_frame);
     while let Ok(Some(frame)) = inbound.next_frame() {
         let frame = inbound.bytes(frame);

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use remora_cluster::{
-    ChainClient, ChainOutcome, ChainRefusal, ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig,
-    Extent, LogKind, Transaction, Tuple, client_secret,
+    ChainClient, ChainOutcome, ChainReader, ChainRefusal, ClusterClient, ClusterClientConfig, ClusterNode,
+    ClusterNodeConfig, Extent, LogKind, Transaction, Tuple, client_secret,
 };
 use remora_kernel::Placement;
 use remora_real::LinkKind;
@@ -131,6 +131,70 @@ fn nodes_go_and_come_back_and_a_cluster_starts_again_with_what_it_had() {
         assert_eq!(read(&mut client, &[4096 + 99, 64 * 2000], 1), [[2], [3]], "node {node}");
     }
     assert!(cluster.nodes.iter().flatten().all(|node| node.damage().is_none() && node.failure().is_none()));
+}
+
+/// What a reader finds by READs alone.
+fn look(reader: &mut ChainReader, places: &[u64], length: u32) -> Option<Vec<Vec<u8>>> {
+    let read = reader.read(&get(places, length).reads)?;
+    Some(read.iter().map(|bytes| bytes.to_vec()).collect())
+}
+
+#[test]
+fn what_was_answered_is_read_from_the_heads_memory() {
+    let cases: [(u8, LinkKind, Change); 3] = [
+        (6, LinkKind::Shm, |config| config.placement = Placement::Nic),
+        (7, LinkKind::Shm, |config| config.placement = Placement::Host),
+        (8, LinkKind::Udp, |config| config.sealed = false),
+    ];
+    for (net, link, change) in cases {
+        let mut cluster = Cluster::start(net, link, change);
+        let secret = cluster.clients().secret.filter(|_| link == LinkKind::Shm);
+        let config = ClusterClientConfig { secret, node: 1, ..cluster.clients() };
+        let mut client = ChainClient::connect(config.clone()).expect("a connection");
+        assert!(is_done(&client.transact(put(&[0, 70, 5000], b"one"))), "case {net}");
+        // It finds the head by itself.
+        let mut reader = ChainReader::connect(config).expect("a window");
+        eventually("a read", || {
+            reader.poll(&mut |_| {});
+            (look(&mut reader, &[0], 3)? == [b"one"]).then_some(())
+        });
+        for round in 0..100u8 {
+            assert!(is_done(&client.transact(put(&[0, 70, 5000, DATA as u64 - 3], &[round; 3]))));
+            // A lease may run out on a busy machine; what is read is what was answered last.
+            if let Some(read) = look(&mut reader, &[DATA as u64 - 3, 71, 5000], 2) {
+                assert_eq!(read, vec![vec![round; 2]; 3], "case {net}");
+            }
+            let (long, asked) = (get(&[0], 3000).reads, get(&[DATA as u64 - 1], 2).reads);
+            let ChainOutcome::Done(read) = reader.read_or_ask(&mut client, long) else { panic!("case {net}") };
+            assert_eq!(
+                (read[0].len(), &read[0][..3], &read[0][70..74]),
+                (3000, &[round; 3][..], &[round, round, round, 0][..])
+            );
+            // What no window can show the chain answers, or refuses.
+            let refused = reader.read_or_ask(&mut client, asked);
+            assert_eq!(refused, ChainOutcome::Refused(ChainRefusal::Invalid));
+        }
+        // The head goes, and another one shows what was answered.
+        assert!(is_done(&client.transact(put(&[64], b"last"))));
+        cluster.nodes[0] = None;
+        eventually("a read at the next head", || {
+            reader.poll(&mut |_| {});
+            look(&mut reader, &[64], 4).map(|read| assert_eq!(read, [b"last"]))
+        });
+        assert!(is_done(&client.transact(put(&[64], b"then"))));
+        let outcome = reader.read_or_ask(&mut client, get(&[64], 4).reads);
+        assert_eq!(outcome, ChainOutcome::Done(vec![b"then"[..].into()]), "case {net}");
+    }
+}
+
+#[test]
+fn what_is_sealed_is_shown_to_no_read() {
+    let cluster = Cluster::start(9, LinkKind::Udp, |_| ());
+    let why = |config| ChainReader::connect(config).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(why(cluster.clients()).contains("seals what it sends"));
+    // Nor to one who says that nothing is sealed.
+    let open = ClusterClientConfig { secret: None, timeout: Duration::from_secs(1), ..cluster.clients() };
+    assert!(why(open).contains("refused"));
 }
 
 /// Each is valid and short, and has the head take and give back tens of thousands of keys.

@@ -205,7 +205,7 @@ impl Alone {
                         last = Some(token);
                     }
                     LoggedOutput::Reply(_) => self.replies += 1,
-                    LoggedOutput::Send(..) => {}
+                    LoggedOutput::Send(..) | LoggedOutput::Data(..) => {}
                 }
             }
             let Some(last) = last else { return };

@@ -36,10 +36,8 @@ impl<S: Service> Server<S> {
                 } else {
                     self.take_peer(seat, conn, remote_ip, &private_data)
                 };
-                if let Err(e) = taken {
-                    let text = e.to_string();
-                    let text = &text.as_bytes()[..text.len().min(100)];
-                    let _ = seat.nic.reject(seat.now.time(), conn, reason::CONSUMER, text);
+                if let Err(error) = taken {
+                    Self::reject(seat, conn, &error);
                 }
             }
             Event::Cm(CmEvent::Established { conn, private_data, .. }) => self.established(seat, conn, &private_data),
@@ -55,8 +53,14 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Unless connections are open, a client proves that it knows the clients' secret: see [`Self::proves`].
-    fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, from: IpAddr, said: &[u8]) -> Result<(), Error> {
+    pub(super) fn reject(seat: &mut Seat<'_>, conn: ConnId, error: &Error) {
+        let text = error.to_string();
+        let text = &text.as_bytes()[..text.len().min(100)];
+        let _ = seat.nic.reject(seat.now.time(), conn, reason::CONSUMER, text);
+    }
+
+    /// What one says of itself who calls as a client, if there is a place for it here.
+    pub(super) fn admit(&self, from: IpAddr, said: &[u8]) -> Result<ClientHello, Error> {
         let refused = |why: &str| Err(Error::Argument(why.into()));
         let Some(caller) = ClientHello::decode(said) else { return refused("not a client of this version") };
         if caller.chain != self.config.chain.is_some() {
@@ -75,10 +79,17 @@ impl<S: Service> Server<S> {
         if !open && !hello::is_marked(&self.secret_of(Whom::Client(from)), &caller.encode(), self.address(), said) {
             return refused("the client does not know the clients' secret");
         }
-        if !has_place(self.roles.values().filter_map(Role::client), from) {
-            return Err(Error::Argument("the node has no room for one more connection from this address".into()));
+        let readers = self.window.iter().flat_map(|window| window.readers());
+        if !has_place(self.roles.values().filter_map(Role::client).chain(readers), from) {
+            return refused("the node has no room for one more connection from this address");
         }
-        if open {
+        Ok(caller)
+    }
+
+    /// Unless connections are open, a client proves that it knows the clients' secret: see [`Self::proves`].
+    fn take_client(&mut self, seat: &mut Seat<'_>, conn: ConnId, from: IpAddr, said: &[u8]) -> Result<(), Error> {
+        let caller = self.admit(from, said)?;
+        if self.config.guard() == Guard::Open {
             let qpn = self.accept(seat, conn, &[])?;
             self.client(qpn, conn, from);
             return Ok(());
@@ -144,7 +155,7 @@ impl<S: Service> Server<S> {
         Ok(())
     }
 
-    fn secret_of(&self, whom: Whom) -> Secret {
+    pub(super) fn secret_of(&self, whom: Whom) -> Secret {
         match whom {
             Whom::Node(_) => self.config.secret,
             Whom::Client(_) => client_secret(&self.config.secret),

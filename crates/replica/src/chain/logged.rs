@@ -25,6 +25,8 @@ pub enum LoggedOutput {
     Log(u64, Change),
     /// Tell the client.
     Reply(ChainReply),
+    /// From here on in the data there are these bytes: for a window ([`super::Lines`]), before anybody is told what comes after.
+    Data(u64, Value),
 }
 
 /// One node of a chain, with a log.
@@ -38,6 +40,8 @@ pub struct LoggedChain {
     ledger: Ledger<Option<u64>>,
     /// Changes that come before what the node asks for.
     first: Option<(u64, Change)>,
+    /// What was written to the data last, if that was not said yet.
+    shown: Option<(u64, Value)>,
     found: LogEnd,
 }
 
@@ -67,7 +71,7 @@ impl LoggedChain {
         let pages = image.chunks(PAGE).map(page).collect();
         let node = ChainNode::with_damage(config, now, &image, damaged);
         let (bytes, ledger) = (image.len(), Ledger::new(length, slack));
-        let mut this = Self { node, bytes, pages, ledger, first: None, found: end };
+        let mut this = Self { node, bytes, pages, ledger, first: None, shown: None, found: end };
         if damaged || end != LogEnd::Whole {
             // The tail is cut; damage is remembered, since without the bad record nobody could see it.
             this.first = Some(this.replaced(damaged, |snapshot| Change::Replace(snapshot.encode())));
@@ -129,6 +133,9 @@ impl LoggedChain {
 
     /// The next output.
     pub fn poll(&mut self) -> Option<LoggedOutput> {
+        if let Some((offset, bytes)) = self.shown.take() {
+            return Some(LoggedOutput::Data(offset, bytes));
+        }
         if let Some((token, change)) = self.first.take() {
             return Some(LoggedOutput::Log(token, change));
         }
@@ -141,7 +148,9 @@ impl LoggedChain {
             ChainNodeOutput::Reply(reply) => LoggedOutput::Reply(reply),
             ChainNodeOutput::Write(token, at, bytes) => {
                 self.write(at as usize, &bytes);
-                let (number, change) = self.ledger.append(&Record::Bytes(at, bytes.into()), Some(token));
+                let bytes = Value::from(bytes);
+                self.shown = self.node.chain().data_offset(at).map(|offset| (offset, bytes.clone()));
+                let (number, change) = self.ledger.append(&Record::Bytes(at, bytes), Some(token));
                 LoggedOutput::Log(number, change)
             }
         })
@@ -217,7 +226,7 @@ mod tests {
                         self.node.persisted(&Now::simulated(self.now), token);
                     }
                     LoggedOutput::Reply(reply) => self.replies.push(reply.outcome),
-                    LoggedOutput::Send(..) => {}
+                    LoggedOutput::Send(..) | LoggedOutput::Data(..) => {}
                 }
             }
         }
