@@ -18,9 +18,11 @@ const EXAMPLES: &str = "\
 Three nodes of each store, on this machine, with their data on one disk. A transaction reads and writes different records, \
 all at once: RAMBDA's (4,2) and (0,1), and (4,0). One thread drives the stores, with as many transactions under way as \
 there are clients; every value that is read is checked. A chain answers when a transaction is synced at all three nodes, etcd \
-when it is at two; Redis' replicas have it in memory, and its own log is as --redis-log says. Group verbs are HyperLoop's manner on the \
-same chain of NICs: one key after the other, a READ, a WRITE with its FLUSH, and, with locks, a CAS before and a WRITE after for the lock of each \
-key that is written, durable as all is: that keeps writers apart, and readers see half of a transaction either way.
+when it is at two; Redis' replicas have it in memory, and its own log is as --redis-log says. One-sided is the same chain whose clients \
+READ what they only read in the head's memory, in rows of reads alone; where what nodes send is sealed there is none. Group verbs are HyperLoop's manner on the same chain of NICs, \
+one key after the other: a one-sided READ of the head for each key that is read, for each that is written a pass along the chain that is its WRITE \
+and its FLUSH, and, with locks, one before that is a CAS and one after that is another, for the lock of each key that is written, durable as all \
+passes are: that keeps writers apart, and readers see half of a transaction either way.
 
 Examples:
   remora bench chain                                  (4,2) transactions, and the others

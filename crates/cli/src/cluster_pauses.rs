@@ -15,12 +15,14 @@ While clients read and write, a node chosen at random is stopped with SIGSTOP, a
 after a moment, or after so long that the others have gone on without it. Meanwhile somebody reads at each node every \
 10 ms, whether it answers or not; what a node was asked while it stood still it answers when it goes on. In the end \
 every record is read at every node. All answers together must be linearizable: no read may see less than a write that \
-had been answered before it was asked for.
+had been answered before it was asked for. Nodes of a chain stand still in turn, while clients do transactions and READ the head's \
+memory: all together must be strictly serializable.
 
 Examples:
   remora cluster pauses                                  100 pauses, about a minute
   remora cluster pauses --pauses 1000 --json pauses.json
-  remora cluster pauses --deployment host --link udp --seed 7";
+  remora cluster pauses --deployment host --link udp --seed 7
+  remora cluster pauses --chain 64M --suspect 40         a chain; READs wait for so long as nodes stand still then";
 
 /// Options of `remora cluster pauses`.
 #[derive(Debug, clap::Args)]

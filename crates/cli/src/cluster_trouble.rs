@@ -76,6 +76,7 @@ impl TroubleArgs {
                 "operations": seen.operations,
                 "acknowledged_writes": seen.answered,
                 "unknown": seen.unknown,
+                "one_sided_reads": seen.one_sided,
                 "violations": u8::from(seen.wrong.is_some()),
                 "too_hard": seen.too_hard,
             });
@@ -95,5 +96,9 @@ impl TroubleArgs {
 /// Operations and writes that clients saw, in words.
 pub fn load(seen: &Seen) -> String {
     let (answered, unknown) = (seen.answered, seen.unknown);
-    format!("{} operations, {answered} writes answered, {unknown} outcomes unknown", seen.operations)
+    let one_sided = match seen.one_sided {
+        0 => String::new(),
+        count => format!(", {count} one-sided reads"),
+    };
+    format!("{} operations, {answered} writes answered, {unknown} outcomes unknown{one_sided}", seen.operations)
 }

@@ -25,7 +25,7 @@ fn transactions_are_measured_at_each_store_that_is_there() {
     let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
     let json: Value = serde_json::from_str(&read("out.json")).unwrap();
     assert_eq!(json["format"], "remora-bench-chain/1");
-    let mut stores = vec!["chain host", "chain nic"];
+    let mut stores = vec!["chain host", "chain nic", "one-sided host", "one-sided nic", "group verbs", "group + locks"];
     for (program, store) in [("etcd", "etcd"), ("redis-server", "redis WAIT 2")] {
         match installed(program) {
             true => stores.push(store),

@@ -140,6 +140,7 @@ fn transactions_of_many_clients_are_strictly_serializable_whoever_is_killed() {
         let figures = std::fs::read_to_string(directory.path().join("kills.json")).expect("figures");
         let figures: Value = serde_json::from_str(&figures).expect("JSON");
         assert!(figures["acknowledged_writes"].as_u64() > Some(100) && figures["violations"] == 0, "{figures}");
+        assert!(figures["one_sided_reads"].as_u64() > Some(10), "{figures}");
         assert_eq!(figures["persistency"], "chain");
     }
 }

@@ -64,10 +64,11 @@ const fn workload(name: &'static str, title: &'static str, about: &'static str, 
 }
 
 /// Transactions of reads and writes: those of RAMBDA's figure 12, and reads alone.
-pub const TRANSACTIONS: [YcsbWorkload; 3] = [
+pub const TRANSACTIONS: [YcsbWorkload; 4] = [
     transaction("4,2", "Transactions of 4 reads and 2 writes", (4, 2)),
     transaction("0,1", "Transactions of 1 write", (0, 1)),
     transaction("4,0", "Transactions of 4 reads", (4, 0)),
+    transaction("1,0", "Transactions of 1 read", (1, 0)),
 ];
 
 const fn transaction(name: &'static str, title: &'static str, counts: (u8, u8)) -> YcsbWorkload {

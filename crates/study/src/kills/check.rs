@@ -18,6 +18,8 @@ pub struct Seen {
     pub answered: usize,
     /// Requests whose outcome is not known.
     pub unknown: usize,
+    /// Of a chain's transactions, those that read by one-sided READ.
+    pub one_sided: usize,
     /// Records that are too hard to check.
     pub too_hard: usize,
     /// What cannot be explained, and what clients saw of it.
@@ -48,6 +50,7 @@ impl Seen {
             operations: history.records.len(),
             answered: history.records.iter().filter(acknowledged).filter(writes).count(),
             unknown: history.records.iter().filter(|record| record.end == End::Unknown).count(),
+            one_sided: 0,
             too_hard: checked.as_ref().map_or(0, Vec::len),
             wrong: checked.err().map(|finding| {
                 let seen = finding.records.iter().take(20).map(line).collect();

@@ -212,6 +212,15 @@ impl Crowd for Shared {
         self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn read_late(&self, from: u64, to: u64) -> usize {
+        let late = |record: &&Record| {
+            let watched = record.client >= super::watchers::FIRST && record.action == Action::Get;
+            let done = matches!(record.end, End::Done(_));
+            watched && done && record.called > from && record.called < to && record.returned >= to
+        };
+        self.history().records.iter().filter(late).count()
+    }
+
     fn seen(&self) -> (Seen, Vec<(u64, u64)>) {
         let (seen, history) = self.checked();
         let writes = answered(&history);

@@ -135,12 +135,14 @@ trait Crowd: Send + Sync + 'static {
     fn read_all(&self, node: usize) -> Result<(), StudyError>;
     /// Nanoseconds since the beginning, as histories have them.
     fn now(&self) -> u64;
-    /// Nodes were killed at this time, all or one.
+    /// Nodes were killed at this time, all or one, or one began to stand still.
     fn killed(&self, at: u64, all: bool);
     /// Whether nodes are killed one after the other.
     fn in_turn(&self) -> bool;
     /// An answer that no node may give, if there was one.
     fn wrong(&self) -> Option<String>;
+    /// Reads that were asked for between these times, while a node stood still, and answered behind them.
+    fn read_late(&self, from: u64, to: u64) -> usize;
     /// Checks what was seen; nobody adds to it any more. And when writes were asked for and answered.
     fn seen(&self) -> (Seen, Vec<(u64, u64)>);
 }

@@ -5,9 +5,8 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use remora_storm::engine::{Action, End};
-
 use super::clients::Shared;
+use super::transactions::Lists;
 use super::{Crowd, Load, RETURN, Random, Seen};
 use crate::StudyError;
 use crate::compare::{Progress, Watch};
@@ -51,47 +50,46 @@ impl Pauses {
     /// What the system says, and answers that no node may give. What the check finds is in the report. Where `watch` stops
     /// it, what was seen until then is checked.
     pub fn run(&self, dir: &Path, settings: ClusterSettings, watch: &dyn Watch) -> Result<PauseReport, StudyError> {
-        if settings.chain.is_some() {
-            return Err(StudyError::Usage("nodes of a chain are killed, not paused: `remora cluster kills`".into()));
+        match settings.chain {
+            Some(bytes) => self.pause(dir, settings.clone(), Lists::new(settings, bytes, self.seed)?, watch),
+            None => self.pause(dir, settings.clone(), Shared::new(settings, self.seed), watch),
         }
+    }
+
+    fn pause<C: Crowd>(
+        &self,
+        dir: &Path,
+        settings: ClusterSettings,
+        crowd: C,
+        watch: &dyn Watch,
+    ) -> Result<PauseReport, StudyError> {
         let load = Load { clients: self.clients, watchers: true, seed: self.seed };
-        let shared = Shared::new(settings.clone(), self.seed);
-        let (shared, pauses) =
-            load.run(dir, settings, watch, shared, |cluster, shared| self.pause_all_the_time(cluster, shared, watch))?;
-        let (seen, history) = shared.checked();
-        let late = |from: u64, to: u64| {
-            let read = |index: &usize| {
-                let record = &history.records[*index];
-                record.called > from && record.called < to && record.returned >= to
-            };
-            let watched = |index: &usize| {
-                let record = &history.records[*index];
-                record.client >= super::watchers::FIRST && record.action == Action::Get
-            };
-            let done = |index: &usize| matches!(history.records[*index].end, End::Done(_));
-            (0..history.records.len()).filter(|index| read(index) && watched(index) && done(index)).count()
-        };
+        let (crowd, pauses) =
+            load.run(dir, settings, watch, crowd, |cluster, crowd| self.pause_all_the_time(cluster, crowd, watch))?;
+        let read_late = pauses.iter().map(|pause| crowd.read_late(pause.from, pause.to)).sum();
         Ok(PauseReport {
             left_out: pauses.iter().filter(|pause| pause.left_out).count(),
             short: pauses.iter().filter(|pause| !pause.left_out).count(),
-            read_late: pauses.iter().map(|pause| late(pause.from, pause.to)).sum(),
-            seen,
+            read_late,
+            seen: crowd.seen().0,
         })
     }
 
     fn pause_all_the_time(
         &self,
         cluster: &mut ClusterProcesses,
-        shared: &Shared,
+        crowd: &impl Crowd,
         watch: &dyn Watch,
     ) -> Result<Vec<Pause>, StudyError> {
         let mut random = Random(self.seed);
         let mut pauses = Vec::new();
         for number in 1..=self.pauses {
             thread::sleep(Duration::from_micros(random.below(50_000)));
-            pauses.push(pause(cluster, shared, &mut random)?);
+            let node = random.below(cluster.len() as u64) as usize;
+            let node = if crowd.in_turn() { (number as usize - 1) % cluster.len() } else { node };
+            pauses.push(pause(cluster, crowd, &mut random, node)?);
             watch.progress(Progress::Part { what: "pauses", part: f64::from(number) / f64::from(self.pauses) });
-            if watch.stop() || shared.wrong().is_some() {
+            if watch.stop() || crowd.wrong().is_some() {
                 break;
             }
         }
@@ -101,19 +99,23 @@ impl Pauses {
 }
 
 /// Every other pause is so long that the others suspect the node, and then as much longer as a lease lasts and more.
-fn pause(cluster: &mut ClusterProcesses, shared: &Shared, random: &mut Random) -> Result<Pause, StudyError> {
-    let node = random.below(cluster.len() as u64) as usize;
-    let suspect = shared.settings.suspect;
+fn pause(
+    cluster: &mut ClusterProcesses,
+    crowd: &impl Crowd,
+    random: &mut Random,
+    node: usize,
+) -> Result<Pause, StudyError> {
+    let suspect = cluster.settings().suspect;
     let long = random.below(2) == 0;
     let part = Duration::from_nanos(suspect.as_nanos() as u64 * random.below(1000) / 1000);
     cluster.stop(node);
-    let from = shared.now();
-    shared.next_round();
+    let from = crowd.now();
+    crowd.killed(from, false);
     thread::sleep(if long { suspect * 2 + 2 * part } else { part });
     let other = (node + 1) % cluster.len();
-    let status = long.then(|| ask(&shared.settings, other, Duration::from_millis(500))).flatten();
+    let status = long.then(|| ask(cluster.settings(), other, Duration::from_millis(500))).flatten();
     let left_out = status.is_some_and(|status| status.members >> node & 1 == 0);
-    let to = shared.now();
+    let to = crowd.now();
     cluster.go_on(node);
     if long {
         cluster.await_service(RETURN)?;

@@ -1,12 +1,14 @@
-//! The clients of a chain whose nodes are killed: they read several lists at any node, and append to them in one transaction
-//! that expects what they have read. What they saw must be strictly serializable.
+//! The clients of a chain whose nodes are killed, or stand still: they read several lists at any node, or by one-sided READ of the head's
+//! window, and append to them in one transaction that expects what they have read. What they saw must be strictly serializable.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use remora_cluster::{ChainClient, ChainOutcome, ChainRefusal, ClusterClientConfig, Ticket, Transaction};
+use remora_cluster::{
+    ChainClient, ChainOutcome, ChainReader, ChainRefusal, ClusterClientConfig, Guard, Ticket, Transaction,
+};
 use remora_storm::chain::lists::{self, LIST, MOST};
 use remora_storm::chain::{ChainEnd, ChainOp, ChainTxn, elle};
 
@@ -21,6 +23,8 @@ const WINDOW: u64 = 4;
 const KEYS: u64 = 16;
 /// Lists of a transaction at most.
 const AT_ONCE: u64 = 3;
+/// A read that found no window, or met writes: it reads anew.
+const NOT_READ: ChainOutcome = ChainOutcome::Refused(ChainRefusal::Busy);
 /// A client's pause before each transaction, at most: what is to be checked must not become too much.
 const PAUSE: Duration = Duration::from_millis(4);
 
@@ -33,9 +37,22 @@ pub(super) struct Lists {
     first: AtomicU64,
     room: u64,
     next: AtomicU32,
+    /// Reads that were one-sided.
+    looked: AtomicUsize,
     stop: AtomicBool,
     history: Mutex<Vec<ChainTxn>>,
     wrong: Mutex<Option<String>>,
+}
+
+/// Whom a transaction is asked of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Asked {
+    /// Some node.
+    Reader,
+    /// The head.
+    Writer,
+    /// The head's NIC, by READs.
+    Window,
 }
 
 /// A client with one transaction at a time.
@@ -60,6 +77,7 @@ impl Lists {
             first: AtomicU64::new(0),
             room,
             next: AtomicU32::new(1),
+            looked: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             history: Mutex::default(),
             wrong: Mutex::default(),
@@ -158,12 +176,15 @@ impl Crowd for Lists {
         // Each has its own connection, so that reads are asked of every node and not of the head alone.
         let mut reader = self.client(&[usize::from(index) % count], true)?;
         let mut writer = self.client(&[0], index.is_multiple_of(2))?;
+        let config = self.settings.client();
+        let seals = Guard::of(config.secret.is_some(), config.link) == Guard::Sealed;
+        let mut window = (!seals).then(|| ChainReader::connect(config)).transpose()?;
         let mut random = Random(self.seed ^ (u64::from(index) + 1) << 32);
         let name = |n: u64| usize::from(index) << 8 | n as usize;
         let mut sessions: Vec<Session> =
             (0..WINDOW).map(|n| Session { name: name(n), found: Vec::new(), pause_until: Instant::now() }).collect();
         let mut idle: Vec<usize> = (0..sessions.len()).collect();
-        let mut open: BTreeMap<(bool, Ticket), (usize, usize)> = BTreeMap::new();
+        let mut open: BTreeMap<(Asked, Ticket), (usize, usize)> = BTreeMap::new();
         loop {
             let stop = self.stop.load(Ordering::Relaxed);
             if stop && open.is_empty() {
@@ -177,17 +198,27 @@ impl Crowd for Lists {
                     continue;
                 };
                 let noted = self.called(sessions[slot].name, ops);
-                let writes = !transaction.writes.is_empty();
-                let ticket = if writes { &mut writer } else { &mut reader }.start(transaction);
-                open.insert((writes, ticket), (slot, noted));
+                let asked = match &mut window {
+                    _ if !transaction.writes.is_empty() => (Asked::Writer, writer.start(transaction)),
+                    Some(window) if random.below(2) == 0 => (Asked::Window, window.start(&transaction.reads)),
+                    _ => (Asked::Reader, reader.start(transaction)),
+                };
+                open.insert(asked, (slot, noted));
             }
             let mut ended = Vec::new();
-            reader.poll(&mut |done| ended.push((false, done)));
-            writer.poll(&mut |done| ended.push((true, done)));
+            reader.poll(&mut |done| ended.push((Asked::Reader, done.ticket, done.outcome)));
+            writer.poll(&mut |done| ended.push((Asked::Writer, done.ticket, done.outcome)));
+            if let Some(window) = &mut window {
+                window.poll(&mut |done| {
+                    self.looked.fetch_add(done.values.is_some().into(), Ordering::Relaxed);
+                    let outcome = done.values.map_or(NOT_READ, ChainOutcome::Done);
+                    ended.push((Asked::Window, done.ticket, outcome));
+                });
+            }
             let any = !ended.is_empty();
-            for (writes, done) in ended {
-                let Some((slot, noted)) = open.remove(&(writes, done.ticket)) else { continue };
-                sessions[slot].found = self.ended(noted, &done.outcome);
+            for (asked, ticket, outcome) in ended {
+                let Some((slot, noted)) = open.remove(&(asked, ticket)) else { continue };
+                sessions[slot].found = self.ended(noted, &outcome);
                 sessions[slot].pause_until = Instant::now() + PAUSE * random.below(100) as u32 / 100;
                 idle.push(slot);
             }
@@ -240,6 +271,14 @@ impl Crowd for Lists {
         self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn read_late(&self, from: u64, to: u64) -> usize {
+        let late = |txn: &&ChainTxn| {
+            let read = txn.end == ChainEnd::Done && txn.ops.iter().all(ChainOp::is_read);
+            read && txn.called > from && txn.called < to && txn.returned >= to
+        };
+        self.history().iter().filter(late).count()
+    }
+
     fn seen(&self) -> (Seen, Vec<(u64, u64)>) {
         let history = std::mem::take(&mut *self.history());
         let writes = |txn: &&ChainTxn| txn.end == ChainEnd::Done && !txn.ops.iter().all(ChainOp::is_read);
@@ -248,6 +287,7 @@ impl Crowd for Lists {
             operations: history.len(),
             answered: writes.len(),
             unknown: history.iter().filter(|txn| txn.end == ChainEnd::Unknown).count(),
+            one_sided: self.looked.load(Ordering::Relaxed),
             too_hard: 0,
             wrong: elle::check(&history).err().map(|why| (why, Vec::new())),
             well: "all transactions are strictly serializable, and nothing is lost",

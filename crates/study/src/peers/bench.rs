@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use remora_cluster::{ClusterClientConfig, Model};
+use remora_cluster::{ClusterClientConfig, Guard, Model};
 use remora_kernel::Placement;
 use remora_lab::bench::{BenchGoal, BenchRow};
 use remora_lab::stats::median;
@@ -150,6 +150,10 @@ impl StoreBench {
         Ok(())
     }
 
+    fn seals(&self) -> bool {
+        Guard::of(self.sealed, self.link) == Guard::Sealed
+    }
+
     fn most_clients(&self) -> usize {
         self.clients.iter().copied().max().unwrap_or(1) as usize
     }
@@ -164,7 +168,13 @@ impl StoreBench {
                 let manners = |&place: &Placement| {
                     let verbs =
                         [Manner::Verbs, Manner::LockedVerbs].into_iter().filter(move |_| place == Placement::Nic);
-                    [Manner::Whole].into_iter().chain(verbs).map(move |manner| Subject::Chain(place, manner))
+                    // What is sealed is shown to no READ.
+                    let reads = [Manner::OneSided].into_iter().filter(|_| !self.seals());
+                    [Manner::Whole]
+                        .into_iter()
+                        .chain(reads)
+                        .chain(verbs)
+                        .map(move |manner| Subject::Chain(place, manner))
                 };
                 let chains = chains.flat_map(manners);
                 self.models.iter().flat_map(|&model| deployments(model)).chain(chains).collect()
@@ -306,6 +316,7 @@ impl Subject {
         match self {
             Self::Started(model, deployment) => format!("{model} {deployment}"),
             Self::Chain(deployment, Manner::Whole) => format!("chain {deployment}"),
+            Self::Chain(deployment, Manner::OneSided) => format!("one-sided {deployment}"),
             Self::Chain(_, Manner::Verbs) => "group verbs".into(),
             Self::Chain(_, Manner::LockedVerbs) => LOCKED_VERBS.into(),
             Self::Running(settings) => format!("{} {}", settings.persistency, settings.deployment),

@@ -1,12 +1,14 @@
-//! Remora's own chain: transactions at the head, and reads at any member. Or the same chain by group verbs, after HyperLoop
-//! (SIGCOMM 2018), which take one key after the other: a WRITE with its FLUSH is a pass along the chain that writes one key, durable at
-//! all nodes when it is answered, and a CAS one that expects what it replaces.
+//! Remora's own chain: transactions at the head, and reads at any member, or by one-sided READ of the head's window. Or the same chain by group verbs, after HyperLoop
+//! (SIGCOMM 2018), which take one key after the other. Each verb for the whole group is a pass along the chain, by the NICs' threads
+//! alone: a WRITE with its FLUSH writes one key, durable at all nodes when it is answered; a CAS expects what it replaces. A READ is
+//! one-sided, of the head.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use remora_cluster::{
-    ChainClient, ChainOutcome, ChainRefusal, ClusterClientConfig, ConnectedClient, Extent, Transaction, Tuple, Value,
+    ChainClient, ChainOutcome, ChainReader, ChainRefusal, ClusterClientConfig, ConnectedClient, Extent, Guard, ReadEnd,
+    Transaction, Tuple, Value,
 };
 
 use super::{Answer, Ask, Done, PeerError, PeerStore};
@@ -27,11 +29,13 @@ const LOCK: usize = 8;
 pub enum Manner {
     /// As one, in one pass along the chain.
     Whole,
+    /// The same, but what only reads by one-sided READs of the head's window. It is asked of the chain where these come to nothing.
+    OneSided,
     /// By group verbs: a READ for each key that is read, then for each that is written a WRITE with its FLUSH. Nothing keeps
     /// other clients apart.
     Verbs,
-    /// The same, and before it a CAS for the lock of each key that is written, in their order, and a WRITE after it that lets
-    /// go of each.
+    /// The same, and before it a CAS for the lock of each key that is written, in their order, and another one after it that
+    /// lets go of each. As all passes they are durable, which locks need not be.
     LockedVerbs,
 }
 
@@ -42,6 +46,9 @@ pub struct ChainPeer {
     locks: u64,
     /// One at each node.
     clients: Vec<ChainClient>,
+    /// Who READs, and whose a read is, by its ticket.
+    reader: Option<ChainReader>,
+    readers: HashMap<u64, usize>,
     /// Bytes of a record, and from one to the next.
     bytes: u64,
     stride: u64,
@@ -88,8 +95,24 @@ impl ChainPeer {
         let failed = |error: remora_real::Error| PeerError::Answer { what: WHAT, why: error.to_string() };
         let (stride, slots) = (bytes.next_multiple_of(CELL), vec![Slot::default(); clients]);
         let clients = connected.map_err(failed)?;
-        let locks = records * stride;
-        Ok(Self { manner, locks, clients, bytes, stride, slots, whose: HashMap::new(), again: Vec::new() })
+        // What is sealed is shown to no READ: then it is asked for.
+        let seals = Guard::of(config.secret.is_some(), config.link) == Guard::Sealed;
+        let reader = (manner != Manner::Whole && !seals).then(|| ChainReader::connect(config.clone()));
+        let reader = reader.transpose().map_err(failed)?;
+        let (locks, whose, again) = (records * stride, HashMap::new(), Vec::new());
+        Ok(Self { manner, locks, clients, reader, readers: HashMap::new(), bytes, stride, slots, whose, again })
+    }
+
+    /// Begins what a client has under way.
+    fn begin(&mut self, slot: usize) {
+        let transaction = &self.slots[slot].transaction;
+        match &mut self.reader {
+            Some(reader) if transaction.writes.is_empty() => {
+                let ticket = reader.start(&transaction.reads);
+                self.readers.insert(ticket.0, slot);
+            }
+            _ => self.send(slot),
+        }
     }
 
     /// Sends what a client has under way: what writes to the head, reads to the nodes in turn.
@@ -124,73 +147,101 @@ impl PeerStore for ChainPeer {
         let mut steps = steps(self.manner, (self.locks, self.stride), slot, transaction);
         let transaction = steps.pop_front().unwrap_or_default();
         self.slots[slot] = Slot { kind, transaction, steps, read: Vec::new() };
-        self.send(slot);
+        self.begin(slot);
         Ok(())
     }
 
-    fn wait(&mut self, done: Done<'_>) -> Result<(), PeerError> {
-        let mut ended = Vec::new();
+    fn wait(&mut self, mut done: Done<'_>) -> Result<(), PeerError> {
+        let (mut asked, mut looked) = (Vec::new(), Vec::new());
         for slot in std::mem::take(&mut self.again) {
-            self.send(slot);
+            self.begin(slot);
         }
         let begin = Instant::now();
-        while ended.is_empty() && begin.elapsed() < SHORT {
-            ConnectedClient::poll_any(&mut self.clients, &mut |node, done| ended.push((node, done)));
-            if ended.is_empty() && begin.elapsed() > POLLED {
-                ConnectedClient::wait_any(&mut self.clients, SHORT);
+        while asked.is_empty() && looked.is_empty() && begin.elapsed() < SHORT {
+            if let Some(reader) = &mut self.reader {
+                reader.poll(&mut |end| looked.push(end));
+            }
+            // Who READs is not kept by connections that have nothing under way.
+            if !self.whose.is_empty() || self.readers.is_empty() {
+                ConnectedClient::poll_any(&mut self.clients, &mut |node, done| asked.push((node, done)));
+            }
+            if asked.is_empty() && looked.is_empty() && begin.elapsed() > POLLED {
+                match &mut self.reader {
+                    Some(reader) if !self.readers.is_empty() => reader.wait(SHORT),
+                    _ => ConnectedClient::wait_any(&mut self.clients, SHORT),
+                }
             }
         }
-        for (node, ended) in ended {
+        for ReadEnd { ticket, values } in looked {
+            let Some(slot) = self.readers.remove(&ticket.0) else { continue };
+            match values {
+                Some(values) => self.ended(slot, ChainOutcome::Done(values), &mut done)?,
+                None => self.send(slot),
+            }
+        }
+        for (node, ended) in asked {
             let Some(slot) = self.whose.remove(&(node, ended.ticket.0)) else { continue };
-            let (mut outcome, locks) = (ended.outcome, !self.slots[slot].transaction.expects.is_empty());
-            let ours = (slot as u64 + 1).to_le_bytes();
-            match &outcome {
-                // It was taken after all, by an attempt of which nobody heard.
-                ChainOutcome::Unequal(read) if locks && read.iter().any(|held| held[..] == ours[..LOCK]) => {
-                    outcome = ChainOutcome::Done(Vec::new());
-                }
-                // Verbs do the same again.
-                ChainOutcome::Unknown if self.manner != Manner::Whole => {
-                    self.again.push(slot);
-                    continue;
-                }
-                _ => {}
-            }
-            if let ChainOutcome::Done(read) = &mut outcome {
-                let of = &mut self.slots[slot];
-                if !locks {
-                    of.read.append(read);
-                }
-                if let Some(next) = of.steps.pop_front() {
-                    of.transaction = next;
-                    self.send(slot);
-                    continue;
-                }
-                *read = std::mem::take(&mut of.read);
-            }
-            match (outcome, self.slots[slot].kind) {
-                (ChainOutcome::Done(read), Kind::Both) => {
-                    let read: Vec<Option<&[u8]>> = read.iter().map(|value| Some(&**value)).collect();
-                    done(slot, Answer::Transacted(&read), None);
-                }
-                (ChainOutcome::Done(read), Kind::Get) => done(slot, Answer::Value(read.first().map(|it| &**it)), None),
-                (ChainOutcome::Done(_), Kind::Put) => done(slot, Answer::Written, None),
-                // Another client has the lock.
-                (ChainOutcome::Unequal(_) | ChainOutcome::Refused(ChainRefusal::Busy), _) => self.again.push(slot),
-                (ChainOutcome::Unknown, _) => done(slot, Answer::Unknown, None),
-                (other, _) => {
-                    return Err(PeerError::Answer { what: WHAT, why: format!("node {node} answers {other:?}") });
-                }
-            }
+            self.ended(slot, ended.outcome, &mut done)?;
         }
         Ok(())
     }
 }
 
+impl ChainPeer {
+    /// What a client had under way has ended: its next step begins, or the client is told.
+    fn ended(&mut self, slot: usize, mut outcome: ChainOutcome, done: &mut Done<'_>) -> Result<(), PeerError> {
+        let verbs = matches!(self.manner, Manner::Verbs | Manner::LockedVerbs);
+        let of = &mut self.slots[slot];
+        let locks = !of.transaction.expects.is_empty();
+        match &outcome {
+            ChainOutcome::Unequal(read) if locks && has_held(&of.transaction, read) => {
+                outcome = ChainOutcome::Done(Vec::new());
+            }
+            // Verbs do the same again.
+            ChainOutcome::Unknown if verbs => {
+                self.again.push(slot);
+                return Ok(());
+            }
+            _ => {}
+        }
+        if let ChainOutcome::Done(read) = &mut outcome {
+            if !locks {
+                of.read.append(read);
+            }
+            if let Some(next) = of.steps.pop_front() {
+                of.transaction = next;
+                self.begin(slot);
+                return Ok(());
+            }
+            *read = std::mem::take(&mut of.read);
+        }
+        match (outcome, of.kind) {
+            (ChainOutcome::Done(read), Kind::Both) => {
+                let read: Vec<Option<&[u8]>> = read.iter().map(|value| Some(&**value)).collect();
+                done(slot, Answer::Transacted(&read), None);
+            }
+            (ChainOutcome::Done(read), Kind::Get) => done(slot, Answer::Value(read.first().map(|it| &**it)), None),
+            (ChainOutcome::Done(_), Kind::Put) => done(slot, Answer::Written, None),
+            // Another client has the lock.
+            (ChainOutcome::Unequal(_) | ChainOutcome::Refused(ChainRefusal::Busy), _) => self.again.push(slot),
+            (ChainOutcome::Unknown, _) => done(slot, Answer::Unknown, None),
+            (other, _) => return Err(PeerError::Answer { what: WHAT, why: format!("a node answers {other:?}") }),
+        }
+        Ok(())
+    }
+}
+
+/// Whether a CAS that found this was done all the same, by an attempt of which nobody heard: what it puts there is there, or it was to
+/// let go, which only its client does.
+fn has_held(cas: &Transaction, found: &[Value]) -> bool {
+    let (put, lets_go) = (&cas.writes[0].data, cas.writes[0].data.iter().all(|&byte| byte == 0));
+    lets_go || found.first() == Some(put)
+}
+
 /// What a client's transaction is made of, one after the other, on records that lie `stride` bytes apart and whose locks begin at
 /// `locks`.
 fn steps(manner: Manner, (locks, stride): (u64, u64), client: usize, whole: Transaction) -> VecDeque<Transaction> {
-    if manner == Manner::Whole {
+    if matches!(manner, Manner::Whole | Manner::OneSided) {
         return VecDeque::from([whole]);
     }
     let Transaction { reads, mut writes, .. } = whole;
@@ -201,12 +252,17 @@ fn steps(manner: Manner, (locks, stride): (u64, u64), client: usize, whole: Tran
         data: held.to_le_bytes()[..LOCK].into(),
     };
     let locked = manner == Manner::LockedVerbs;
+    // It brings what was there.
+    let cas = |from: &Tuple, to: &Tuple| Transaction {
+        reads: vec![from.extent()],
+        expects: vec![from.clone()],
+        writes: vec![to.clone()],
+    };
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for tuple in writes.iter().filter(|_| locked) {
         let (free, ours) = (lock(tuple, 0), lock(tuple, client as u64 + 1));
-        // Whose it is if it is not free.
-        before.push(Transaction { reads: vec![free.extent()], expects: vec![free.clone()], writes: vec![ours] });
-        after.push(Transaction { writes: vec![free], ..Transaction::default() });
+        before.push(cas(&free, &ours));
+        after.push(cas(&ours, &free));
     }
     let reads = reads.into_iter().map(|extent| Transaction { reads: vec![extent], ..Transaction::default() });
     let writes = writes.into_iter().map(|tuple| Transaction { writes: vec![tuple], ..Transaction::default() });
@@ -242,7 +298,14 @@ mod tests {
             assert_eq!(step.expects, [Tuple { offset: at, data: vec![0; 8].into() }]);
             assert_eq!(step.writes, [Tuple { offset: at, data: vec![5, 0, 0, 0, 0, 0, 0, 0].into() }]);
         }
-        let freed: Vec<&Tuple> = locked[6..].iter().flat_map(|step| &step.writes).collect();
-        assert_eq!(freed, locked[..2].iter().flat_map(|step| &step.expects).collect::<Vec<_>>());
+        for (took, freed) in locked[..2].iter().zip(&locked[6..]) {
+            assert_eq!((&took.expects, &took.writes), (&freed.writes, &freed.expects));
+            // Asked again, each knows whether it was done before.
+            let [free, ours] = [&took.expects, &took.writes].map(|tuples| tuples[0].data.clone());
+            let others: Value = 9u64.to_le_bytes()[..].into();
+            let held = |step, found: &Value| has_held(step, std::slice::from_ref(found));
+            assert_eq!([&free, &ours, &others].map(|found| held(took, found)), [false, true, false]);
+            assert_eq!([&free, &others].map(|found| held(freed, found)), [true, true]);
+        }
     }
 }
