@@ -166,10 +166,15 @@ impl Region {
         self.lease.store(until.min(NO_LEASE - 1), Ordering::Release);
     }
 
-    /// Until when peers may READ it, if it is under a lease.
+    /// Until when peers may READ it, if it is under a lease, or is a window on a region that is.
     #[inline]
     pub fn lease(&self) -> Option<u64> {
-        let until = self.lease.load(Ordering::Acquire);
+        let until = match &self.map {
+            // A window on it is a way to the same bytes.
+            Map::Window(region, _) => &region.lease,
+            _ => &self.lease,
+        };
+        let until = until.load(Ordering::Acquire);
         (until != NO_LEASE).then_some(until)
     }
 

@@ -96,10 +96,13 @@ fn a_pause_before_a_packet_is_taken_makes_no_time_old() {
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 0, 8));
 
-/// Packets that come, each with how long the machine stands still before it is handed over; and the op-codes of those that leave.
+/// A packet, and how long the machine stands still before it is handed over.
+type Coming = (Vec<u8>, Duration);
+
+/// What comes, and the op-codes of what has left.
 #[derive(Clone, Default)]
 struct Way {
-    come: Arc<parking_lot::Mutex<Option<(Vec<u8>, Duration)>>>,
+    come: Arc<parking_lot::Mutex<Option<Coming>>>,
     left: Arc<parking_lot::Mutex<Vec<u8>>>,
 }
 

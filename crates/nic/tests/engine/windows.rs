@@ -49,6 +49,23 @@ impl Loan {
 }
 
 #[test]
+fn a_window_is_under_the_lease_of_its_region() {
+    let mut l = loan(WindowType::One, Setup::default(), CLEAN, 1);
+    l.bind(1, 0, 64);
+    l.p.run(1000);
+    l.region.lease_until(10);
+    for (id, now) in [(2, 9), (3, 10)] {
+        let list = [l.p.a.sge(1 << 19, 64)];
+        let op = SendOp::Read { va: l.region.va(), rkey: l.key };
+        l.p.a.send(&SendWr::new(id, op, Data::List(&list)));
+        l.p.step();
+        l.p.b.nic.clock_reads(&Now::simulated(now));
+        l.p.run(1000);
+    }
+    assert_eq!(l.p.a.statuses(), [(2, WcStatus::Success), (3, WcStatus::RemoteAccess)]);
+}
+
+#[test]
 fn a_bound_window_opens_its_part() {
     for (kind, service) in [
         (WindowType::One, QpType::Rc),
