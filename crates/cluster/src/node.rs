@@ -89,7 +89,7 @@ impl ClusterNodeConfig {
         Guard::of(self.sealed, self.link)
     }
 
-    fn engine(&self) -> ddp::Config {
+    pub(super) fn engine(&self) -> ddp::Config {
         let Bounds { max_value, stamps, max_scopes, scope_keys, write_back, .. } = Bounds::SHIPPED;
         let suspect = self.suspect.as_nanos() as u64;
         let nodes = NodeSet::first(self.addresses.len() as u8);

@@ -44,8 +44,6 @@ const TAKES: Time = 2_000_000_000;
 /// For what part of the time after which a node is suspected clients' frames are taken in one turn: others are to hear of this
 /// one, and it of them.
 const TURN: u64 = 20;
-/// Bytes of clients' frames that were not taken in a turn, above which nothing more is taken from the NIC.
-const UNTAKEN: usize = 1 << 20;
 
 /// See the module.
 pub(super) struct Server<S> {
@@ -414,10 +412,7 @@ impl<S: Service> Resident for Server<S> {
                 self.event(seat, event);
             }
         }
-        let untaken: usize = self.asking.iter().map(|&qpn| self.streams.arrived(qpn)).sum();
-        while untaken <= UNTAKEN
-            && let Some(arrival) = self.streams.poll(seat.nic, seat.now.time())
-        {
+        while let Some(arrival) = self.streams.poll(seat.nic, seat.now.time()) {
             work += 1;
             match arrival {
                 // Other nodes come first: a client may have sent much that is to be done.
@@ -432,6 +427,12 @@ impl<S: Service> Resident for Server<S> {
         }
         work += self.asking.len();
         self.asked(seat);
+        // Whoever asks faster than it is answered is not to fill the memory; and other nodes are to be heard all the while.
+        if self.asking.iter().map(|&qpn| self.streams.arrived(qpn)).sum::<usize>() > LOOK_AFTER {
+            while let Some(heaviest) = self.streams.heaviest(CLIENTS_HOLD) {
+                self.part(heaviest);
+            }
+        }
         if self.journal.durable() > self.durable {
             work += 1;
             (self.durable, seat.now) = Now::after(|| self.journal.durable(), || seat.clock.now());
@@ -471,3 +472,6 @@ impl<S: Service> Resident for Server<S> {
         self.node.next_timeout().min(self.redial_at)
     }
 }
+
+#[cfg(test)]
+mod tests;
