@@ -102,6 +102,8 @@ struct Gathering {
     snapshot: Snapshot,
     /// The last record that was gathered.
     last: Option<Key>,
+    /// When records were gathered last, and how often at that time.
+    at: (Time, u32),
 }
 
 /// One node of a cluster.
@@ -120,6 +122,8 @@ pub struct ReplicaNode {
 
 /// Bytes of a full disk's room that are kept for membership: a node that could not change views would be of no use.
 const RESERVE: usize = 256 << 10;
+/// How often records are gathered at one time, that of a turn: thousands of packets and requests may come in one.
+const GATHERS: u32 = 64;
 /// A log is compacted when it is this much longer (bytes) than what it holds.
 const SLACK: usize = 1 << 20;
 
@@ -333,7 +337,7 @@ impl ReplicaNode {
         if self.ledger.is_long() {
             self.begin_gathering();
         }
-        self.gather();
+        self.gather(now);
     }
 
     fn member_asks(&mut self, now: Time, asked: MemberOutput) {
@@ -417,14 +421,18 @@ impl ReplicaNode {
     /// A log with just what counts is to be made: the newest version of each record, tombstones too, and membership.
     fn begin_gathering(&mut self) {
         if self.gathering.is_none() {
-            self.gathering =
-                Some(Gathering { snapshot: Snapshot::new(vec![Record::Member(self.member.durable())]), last: None });
+            let snapshot = Snapshot::new(vec![Record::Member(self.member.durable())]);
+            self.gathering = Some(Gathering { snapshot, ..Gathering::default() });
         }
     }
 
     /// Some records more of it. All at once would be milliseconds for each ten thousand, in which nobody hears of this node.
-    fn gather(&mut self) {
-        let Some(Gathering { snapshot, last }) = &mut self.gathering else { return };
+    fn gather(&mut self, now: Time) {
+        let Some(Gathering { snapshot, last, at }) = &mut self.gathering else { return };
+        *at = if at.0 == now { (now, at.1 + 1) } else { (now, 1) };
+        if at.1 > GATHERS {
+            return;
+        }
         let mut left = self.replica.config().gathers;
         for write in self.replica.snapshot(*last).take(left) {
             left -= 1;

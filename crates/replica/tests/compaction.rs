@@ -56,6 +56,7 @@ impl Alone {
     }
 
     fn ask(&mut self, op: Op) -> Outcome {
+        self.now += 1000;
         self.node.submit(&Now::simulated(self.now), Request::new(1, op));
         self.run();
         self.answer.take().expect("an answer")
@@ -95,10 +96,24 @@ fn a_turn_gathers_some_records_and_no_more() {
     alone.node.compact();
     let mut turns = 0;
     while alone.compactions == before {
+        alone.now += 1000;
         alone.node.timeout(&Now::simulated(alone.now));
         alone.run();
         turns += 1;
         assert!(turns < KEYS);
     }
     assert!(turns >= KEYS / 3, "{turns} turns");
+    // However much comes in a turn: all of it has the turn's time.
+    alone.node.compact();
+    let read = |alone: &mut Alone| {
+        let now = Now::simulated(alone.now);
+        (0..KEYS).for_each(|key| alone.node.submit(&now, Request::new(key, Op::Get(key))));
+        alone.run();
+        alone.compactions - before
+    };
+    assert_eq!(read(&mut alone), 1, "not in one turn");
+    alone.now += 1000;
+    assert_eq!(read(&mut alone), 1);
+    alone.now += 1000;
+    assert_eq!(read(&mut alone), 2);
 }
