@@ -12,11 +12,23 @@ use crate::{Client, RemoteRegion, Result, TypedCall};
 
 /// How often a call is made again while others write the same pair: one of them may wait for a core.
 const TRIES: u32 = 1000;
-/// Of a packet, for headers.
+/// Of a packet or message, for headers.
 const HEADERS: usize = 128;
+/// Bytes of a call's parameters that are neither key nor value, at most.
+const FRONT: usize = KvParams::LEN + 16;
+
+/// How long parameters of calls to a place may be.
+fn room(client: &remora_real::Client, place: Placement) -> usize {
+    match place {
+        _ if client.has_rings(place) => MAX_RING_PARAMS,
+        Placement::Nic => MAX_REQUEST.min(client.path_mtu() as usize) - HEADERS,
+        _ => MAX_REQUEST - HEADERS,
+    }
+}
 
 /// A key-value store in the memory of a node: keys of up to 4 KB, values of up to 1 MB. [`Client::create_store`] makes one,
-/// [`KvStore::open`] opens it for another client.
+/// [`KvStore::open`] opens it for another client. Writes of keys that are longer than 3,920 bytes go by
+/// [rings](Client::open_rings) alone.
 ///
 /// Any number of clients may read and write it at once. Reads run where the client chooses, at [`Placement::Client`] by
 /// one-sided READs alone; writes run at the node. What is in memory of a client that made it lasts as long as that client is connected.
@@ -67,7 +79,8 @@ impl KvStore {
     }
 
     /// Has this client's calls run at a place; at first it is [`Placement::Host`]. At [`Placement::Client`] that holds for
-    /// reads, and writes run at the node's NIC: a client that goes away in the middle of one would leave a lock behind.
+    /// reads, and writes run at the node's NIC: a client that goes away in the middle of one would leave a lock behind. What
+    /// has too long a key for a call there is read by one-sided READs, and written at the host.
     pub fn run_at(&mut self, place: Placement) {
         self.place = place;
     }
@@ -75,6 +88,9 @@ impl KvStore {
     /// The value of a key.
     pub fn get(&self, client: &mut Client, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
         let KvGet(params) = KvGet::new(self, key.as_ref())?;
+        if self.place != Placement::Client && FRONT + params.key.len() > room(client.real()?, self.place) {
+            return self.read(client, params.key);
+        }
         match self.call(client, self.place, Answered(op::KV_GET, params))? {
             (Status::Ok, value) => Ok(Some(value)),
             (Status::NotFound, _) => Ok(None),
@@ -100,12 +116,17 @@ impl KvStore {
 
     /// A write at the node. What is too long for a call goes into a block of the store by one-sided WRITEs first.
     fn write(&self, client: &mut Client, KvWrite { op, params }: KvWrite<'_>) -> Result<bool> {
-        let place = if self.place == Placement::Client { Placement::Nic } else { self.place };
+        let wanted = if self.place == Placement::Client { Placement::Nic } else { self.place };
         let KvValue::Bytes(value) = params.value else { return Err(refused(Status::BadParams)) };
-        let room = match client.real()? {
-            real if real.has_rings(place) => MAX_RING_PARAMS,
-            real => MAX_REQUEST.min(real.path_mtu() as usize) - HEADERS,
+        let real = client.real()?;
+        let has_room = |place: &Placement| FRONT + params.key.len() <= room(real, *place);
+        let Some(place) = [wanted, Placement::Host].into_iter().find(has_room) else {
+            let (key, most) = (params.key.len(), room(real, Placement::Host) - FRONT);
+            return Err(Error::Argument(format!(
+                "a write of a key of {key} bytes without rings: the most is {most}; open rings to the {wanted} or the host"
+            )));
         };
+        let room = room(real, place);
         let ended;
         if KvParams::LEN + params.key.len() + value.len() <= room {
             (ended, _) = self.call(client, place, Answered(op, params))?;
@@ -174,7 +195,8 @@ impl KvStore {
     }
 }
 
-/// The value of a key: what [`KvStore::get`] calls, to be [submitted](crate::At::submit) or called at a place.
+/// The value of a key: what [`KvStore::get`] calls, to be [submitted](crate::At::submit) or called at a place. Key and value are
+/// as long as a call and its reply may be; [`KvStore::get`] takes longer ones.
 #[derive(Clone, Copy, Debug)]
 pub struct KvGet<'k>(KvParams<'k>);
 

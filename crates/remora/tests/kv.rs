@@ -1,6 +1,8 @@
 //! A key-value store and a table of embeddings as programs use them.
 
-use remora::{Client, Element, EmbeddingShape, KvShape, KvStore, KvWrite, Node, Placement, Reduce, Reduction, Status};
+use remora::{
+    Client, Element, EmbeddingShape, KvShape, KvStore, KvWrite, LinkKind, Node, Placement, Reduce, Reduction, Status,
+};
 
 /// A value that says how it goes on.
 fn value(writer: u8, number: u32, len: usize) -> Vec<u8> {
@@ -77,6 +79,34 @@ fn what_is_too_long_or_has_no_room_is_refused_with_a_reason() {
     let bad = EmbeddingShape { items: 5, dim: 7, element: Element::F16 };
     let refused = client.load_embeddings(&bad, None, |_, _| ()).unwrap_err();
     assert_eq!(refused.to_string(), "rows of 7 numbers: a multiple of 8 from 16 to 256");
+}
+
+#[test]
+fn keys_are_as_long_as_is_said_at_every_place() {
+    let node = Node::local().unwrap();
+    let mut client = Client::builder().link(LinkKind::Udp).connect(node.address()).unwrap();
+    let mut store = client.create_store(&KvShape { pairs: 64, key_bytes: 4000, value_bytes: 4000 }).unwrap();
+    let mut check = |client: &mut Client, key_len: usize| {
+        for place in Placement::REAL {
+            store.run_at(place);
+            let key = vec![key_len as u8; key_len];
+            for value_len in [0, 10, 3_000, 90_000] {
+                let value = value(place as u8, 7, value_len);
+                store.put(client, &key, &value)?;
+                assert_eq!(store.get(client, &key)?, Some(value));
+            }
+            assert!(store.update(client, &key, "short")? && store.remove(client, &key)?);
+            assert!(!store.update(client, &key, vec![1; 90_000])? && store.get(client, &key)?.is_none());
+        }
+        remora::Result::Ok(())
+    };
+    for key_len in [0, 800, 1000, 2000, 3920] {
+        check(&mut client, key_len).unwrap();
+    }
+    let refused = check(&mut client, 3921).unwrap_err().to_string();
+    assert!(refused.contains("a key of 3921 bytes without rings: the most is 3920; open rings"), "{refused}");
+    client.open_rings(Placement::Host).unwrap();
+    [3921, 4096].into_iter().for_each(|key_len| check(&mut client, key_len).unwrap());
 }
 
 #[test]

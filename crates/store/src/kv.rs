@@ -33,7 +33,13 @@ pub enum KvError {
     /// The value is too long.
     #[error("a value of {0} bytes: the most is {LONGEST_VALUE}")]
     Value(usize),
+    /// No kernel finds its way among so many buckets.
+    #[error("room for {0} pairs: the most is {MOST_PAIRS}")]
+    Pairs(u64),
 }
+
+/// Pairs that a store may be made for.
+const MOST_PAIRS: u64 = 1 << 38;
 
 impl KvShape {
     /// Log2 of the number of buckets: of seven entries four are used, so that few chains have a second bucket.
@@ -44,6 +50,9 @@ impl KvShape {
     /// Bytes of memory that it takes, with a quarter more blocks than pairs, and some slabs.
     pub fn bytes(&self) -> Result<u64, KvError> {
         check(self.key_bytes, self.value_bytes)?;
+        if self.pairs > MOST_PAIRS {
+            return Err(KvError::Pairs(self.pairs));
+        }
         let block = class_of(item_len(self.key_bytes, self.value_bytes)).map_or(0, class_bytes);
         let buckets = (BUCKET_BYTES as u64) << self.lg_buckets();
         Ok(HEADER_BYTES + buckets + (self.pairs + self.pairs / 4) * block + (4 << 20))
@@ -144,6 +153,13 @@ mod tests {
         assert!(arena.0 > 96 * shape.pairs && arena.0 < 192 * shape.pairs, "{}", arena.0);
         assert_eq!(kv.key(&[0; LONGEST_KEY + 1]), Err(KvError::Key(LONGEST_KEY + 1)));
         assert_eq!(kv.pair(b"k", &vec![0; LONGEST_VALUE + 1]), Err(KvError::Value(LONGEST_VALUE + 1)));
+        // So many that the bytes of all of them, or of their buckets, would come round to few.
+        for pairs in [MOST_PAIRS + 1, 1 << 61, u64::MAX] {
+            let shape = KvShape { pairs, ..shape };
+            assert_eq!(Kv::create(&shape, 5, &mut arena), Ok(Err(KvError::Pairs(pairs))));
+        }
+        let most = KvShape { pairs: MOST_PAIRS, key_bytes: LONGEST_KEY, value_bytes: LONGEST_VALUE };
+        assert!(most.bytes().is_ok_and(|bytes| bytes > MOST_PAIRS << 20) && most.lg_buckets() == 36);
         let mut out = Vec::new();
         kv.pair(b"k", b"v").unwrap().encode(&mut out);
         assert_eq!(KvParams::decode(&out, true).unwrap().hash, kv.hash(b"k"));
