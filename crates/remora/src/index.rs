@@ -152,7 +152,8 @@ impl Index {
     /// part is; if other clients keep the host or the NIC busy, or other keys are asked for, the border follows. Calls are timed,
     /// and after one in sixteen at most a few leaves change over, until the border is where it is to be: that call takes as much
     /// longer. Where what calls take differs from moment to moment, as on a machine with more to do than cores, it wanders. One
-    /// client of an index does this; scans are not timed.
+    /// client of an index does this; scans are not timed. While all calls [run at one place](Self::run_at) it has no effect: what
+    /// they take says nothing of a border.
     ///
     /// ```
     /// # use remora::{Client, Node};
@@ -170,7 +171,7 @@ impl Index {
     /// # }
     /// ```
     pub fn keep_balanced(&mut self, keep: bool) {
-        self.keeper = keep.then(Box::default);
+        self.keeper = (keep && self.router.runs_at().is_none()).then(Box::default);
     }
 
     /// A part of [`move_border`](Self::move_border): at most so many leaves, by one call. [`border`](Self::border) says how

@@ -161,6 +161,13 @@ fn a_border_that_is_kept_follows_the_keys_that_are_asked_for() {
     let border = index.border();
     ask(&mut index, &(0..KEYS), 5000);
     assert_eq!(index.border(), border);
+    // Nor does it move where no call goes by it.
+    index.run_at(&mut client, Some(Placement::Host)).expect("a place");
+    index.keep_balanced(true);
+    for key in (0..KEYS).cycle().take(10_000) {
+        assert_eq!(index.get(&mut client, key).expect("a call"), Some(3 * key));
+    }
+    assert_eq!(index.border(), border);
     assert_eq!(index.scan(&mut client, 0, u32::MAX).expect("a scan").len() as u64, KEYS);
 }
 

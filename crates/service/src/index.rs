@@ -82,6 +82,11 @@ impl IndexRouter {
         }
     }
 
+    /// Where all calls run, if not each at the place of its part.
+    pub fn runs_at(&self) -> Option<Placement> {
+        self.place
+    }
+
     /// Calls that asked the wrong part first.
     pub fn redirects(&self) -> u64 {
         self.redirects
