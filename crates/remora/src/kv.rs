@@ -151,7 +151,10 @@ impl KvStore {
     /// Reads a value that is longer than a reply, by one-sided READs.
     fn read(&self, client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let (hash, region) = (self.at.hash(key), self.region());
-        'again: for _ in 0..TRIES {
+        'again: for tries in 0..TRIES {
+            if tries > 0 {
+                std::thread::yield_now();
+            }
             let (mut bucket, mut at, mut depth) = ([0; 64], 0, 0);
             let (mut blocks, mut next) = locate(self.at.at(), hash, None);
             loop {
