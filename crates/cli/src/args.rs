@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use remora_kernel::{Placement, UnknownPlacement};
-use remora_real::{DeployToken, Deployers, LinkKind};
+use remora_real::{DeployToken, Deployers, LinkKind, Placing};
 use remora_study::operations::{GROUPS, OPERATIONS, Operation};
 
 use crate::output::Json;
@@ -274,6 +274,10 @@ pub struct NodeArgs {
     /// same file, of 16 random bytes or more)
     #[arg(long, value_name = "WHO", default_value = "host", value_parser = deployers)]
     pub deployers: Deployers,
+    /// Who chooses where kernels run whose callers leave it open (`auto`): clients (each for itself), auto (the node, for
+    /// all of them, its NIC or its host), or always its nic or host
+    #[arg(long, value_name = "WHO", default_value = "clients")]
+    pub place: Placing,
     /// Use packet and raw sockets, which see and check whole IPv4 packets, and need CAP_NET_RAW
     #[arg(long)]
     pub packet: bool,

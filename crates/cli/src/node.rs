@@ -44,6 +44,7 @@ pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
         packet: args.packet,
         kernels: args.kernels.clone(),
         deployers: args.deployers.clone(),
+        placing: args.place,
         events: (!is_quiet() && !args.stop_with_stdin).then(tell),
         count_calls: args.metrics.is_some(),
         ..NodeConfig::new(args.listen)

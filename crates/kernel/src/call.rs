@@ -107,6 +107,8 @@ pub struct CallFields {
     pub qpn: u32,
     /// Whose share of the place's turns it takes: a small number.
     pub client: u32,
+    /// The caller leaves it to the node whether its NIC or its host runs it.
+    pub anywhere: bool,
     /// Bytes that the caller has room for.
     pub reply_limit: u32,
     /// The caller's protection domain: at the host, a kernel reaches nothing outside of it.
@@ -130,7 +132,7 @@ impl Call {
     /// Makes this a call of kernel `op` with no parameters, no reply and no stream, as if new.
     pub fn recycle(&mut self, op: u64, reply_limit: u32) {
         (self.op, self.reply_limit) = (op, reply_limit);
-        (self.tag, self.qpn, self.client, self.pd) = (0, 0, 0, None);
+        (self.tag, self.qpn, self.client, self.pd, self.anywhere) = (0, 0, 0, None, false);
         self.params.clear();
         self.reply.clear();
         self.stream.close();

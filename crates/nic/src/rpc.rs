@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use remora_wire::rpc::{RpcHeader, reply_imm, status};
+use remora_wire::rpc::{FLAG_ANYWHERE, FLAG_STREAM, RpcHeader, reply_imm, status};
 
 use crate::ctx::Ctx;
 use crate::nic::Nic;
@@ -25,6 +25,8 @@ pub struct RpcRequest {
     pub local: bool,
     /// Whether a payload stream follows.
     pub stream: bool,
+    /// Whether the caller leaves it to the node if its NIC or its host runs it: never if a payload stream follows.
+    pub anywhere: bool,
     /// Names the call among those of one engine; stream chunks and the reply carry it.
     pub id: u64,
     /// Work request, for local calls.
@@ -239,7 +241,8 @@ impl RpcTable {
             op,
             fallback: !self.knows(op),
             local: local.is_some(),
-            stream: header.flags & remora_wire::rpc::FLAG_STREAM != 0,
+            stream: header.flags & FLAG_STREAM != 0,
+            anywhere: header.flags & (FLAG_STREAM | FLAG_ANYWHERE) == FLAG_ANYWHERE,
             id,
             wr_id: local.unwrap_or(0),
             params: buffer,
@@ -520,7 +523,7 @@ impl Nic {
         params: &[u8],
         payload: &[Sge],
     ) -> Result<(), NicError> {
-        let header = RpcHeader { flags: header.flags | remora_wire::rpc::FLAG_STREAM, ..*header };
+        let header = RpcHeader { flags: header.flags | FLAG_STREAM, ..*header };
         self.with_qp(qpn, |qp, ctx| {
             if qp.sq.user + 2 > qp.sq.max_user {
                 return Err(NicError::Full);

@@ -22,6 +22,8 @@ use remora_nic::{Data, NicError, SendOp, SendWr, Sge, WorkCompletion};
 use remora_service::control::{op, u32_at, u64_at};
 use remora_service::{CallKind, CallSlots, Full, HostCall, MAX_CALLS, MAX_REQUEST, WorkId};
 
+use remora_wire::rpc::RpcHeader;
+
 use crate::device::Device;
 use crate::link::udp::UdpPort;
 use crate::link::{Layers, LinkKind};
@@ -138,14 +140,14 @@ impl Client {
 
     fn connect_once(config: &ClientConfig, most: u32) -> Result<Self, Error> {
         let (connection, (buffer, region)) = Connection::open(config, most, CallSlots::<u64>::REPLY_BYTES)?;
-        let kernels = LocalKernels::new(&connection.staging);
+        let (kernels, auto) = (LocalKernels::new(&connection.staging), Auto::new(connection.offer));
         let mut client = Self {
             connection,
             calls: CallSlots::new(buffer, region),
             refused: Vec::with_capacity(MAX_CALLS),
             remote_calls: 0,
             kernels,
-            auto: Auto::new(),
+            auto,
             rings: Vec::new(),
             compressor: None,
             deploy_token: config.deploy_token.clone(),
@@ -207,14 +209,16 @@ impl Client {
     /// placement (one MTU to the NIC, [`MAX_REQUEST`] bytes to the host, headers included) end in
     /// [`Status::BadParams`]; a call to an accelerator, which no node of the real world has, in [`Status::UnknownOp`].
     pub fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
-        self.start(placement, op, params, tag.into())
+        self.start(placement, (op, 0), params, tag.into())
     }
 
-    fn start(&mut self, placement: Placement, op: u64, params: &[u8], mark: u64) -> Result<(), Full> {
+    /// Starts a kernel, to the node with these flags of the RPC header.
+    fn start(&mut self, placement: Placement, (op, flags): (u64, u32), params: &[u8], mark: u64) -> Result<(), Full> {
         let (slot, header) = match placement {
             Placement::Client => return self.kernels.start(op, params, mark),
             _ => self.calls.open(mark)?,
         };
+        let header = RpcHeader { flags, ..header };
         let (id, qp) = (WorkId::Call(slot).encode(), self.connection.qp);
         let posted = match placement {
             Placement::Nic => self.connection.device.lock().nic().post_rpc(qp, id, op, &header, params),

@@ -21,11 +21,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use remora_kernel::{Call, Status};
 use remora_memory::Registry;
 use remora_nic::cm::CmConfig;
 use remora_nic::{Event, Lane, Nic, NicConfig, NicError, Now, Qpn, Route, Time};
 
-use remora_service::{CallStats, RingFault};
+use remora_service::{CallStats, NodePlacer, RingFault};
 
 use crate::Error;
 use crate::kernels::Kernels;
@@ -485,6 +486,26 @@ impl DeviceGuard<'_> {
         self.core.nic.assign_client(qpn, client);
         if let Some(kernels) = &mut self.core.kernels {
             kernels.assign(qpn, client);
+        }
+    }
+
+    /// From now on the kernels here place calls: see [`Kernels::place_by`].
+    pub(crate) fn place_by(&mut self, placer: NodePlacer, bell: Arc<Bell>) {
+        if let Some(kernels) = &mut self.core.kernels {
+            kernels.place_by(placer, bell);
+        }
+    }
+
+    /// What places calls here, if anything does.
+    pub(crate) fn placer(&mut self) -> Option<&mut NodePlacer> {
+        self.core.kernels.as_mut().and_then(Kernels::placer)
+    }
+
+    /// Answers a call that the host has run for the kernels here.
+    pub(crate) fn answer(&mut self, call: Call, status: Status) {
+        let Core { nic, kernels, .. } = &mut *self.core;
+        if let Some(kernels) = kernels {
+            kernels.answer(nic, call, status);
         }
     }
 

@@ -2,13 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use remora_kernel::{Limits, Runner, Status, op};
+use remora_kernel::{Call, Limits, Runner, Status, op};
 use remora_memory::{Lookahead, Registry};
 use remora_nic::{Nic, QpState, Qpn, RpcRequest, StreamChunk, Time};
-use remora_service::{Asker, CallStats, CallTable, KvBlocks, Offered, RingAsker, RingFault, Rings, RpcVerbs, Two};
+use remora_service::{
+    Asker, CallStats, CallTable, KvBlocks, NodePlacer, Offered, RingAsker, RingFault, Rings, RpcVerbs, Two,
+};
 use remora_wasm::KernelSet;
 
 use crate::Error;
+use crate::device::{Bell, Clock};
 use crate::rings::{self, RingConfig, RingMemory};
 
 /// Kernel calls that run at once on a NIC: RAMBDA's table of outstanding requests has half as many, and here one client
@@ -25,6 +28,29 @@ pub struct Kernels {
     rings: Rings,
     /// Whether RPC verbs or rings are asked first.
     turn: bool,
+    /// Of a node that places calls.
+    placing: Option<Box<NodePlaces>>,
+}
+
+/// What a node's NIC has to place calls with.
+struct NodePlaces {
+    placer: NodePlacer,
+    clock: Clock,
+    /// When calls were looked for last; none if that was long ago, as nobody called.
+    looked_at: Option<Time>,
+    /// When those that have come now did, about.
+    came: Time,
+    /// Wakes the host.
+    bell: Arc<Bell>,
+}
+
+impl NodePlaces {
+    /// Calls are looked for. What has come since the last time has waited for half of the time since then, on average.
+    fn look(&mut self) {
+        let now = self.clock.now();
+        let waited = self.looked_at.map_or(0, |before| (now - before) / 2);
+        (self.looked_at, self.came) = (Some(now), now - waited);
+    }
 }
 
 impl Kernels {
@@ -43,7 +69,7 @@ impl Kernels {
     /// Any kernels: a runner, and the op-codes it knows. One client has half of what the runner takes.
     pub fn new(runner: Box<dyn Runner + Send>, ops: Vec<u64>) -> Self {
         let calls = CallTable::new(runner.capacity());
-        Self { runner, ops, calls, rings: Rings::default(), turn: false }
+        Self { runner, ops, calls, rings: Rings::default(), turn: false, placing: None }
     }
 
     /// The same, where a call may take so long (ns).
@@ -71,6 +97,24 @@ impl Kernels {
         self.calls.stats()
     }
 
+    /// From now on `placer` says where calls run whose callers leave it open; `bell` wakes the host.
+    pub(crate) fn place_by(&mut self, placer: NodePlacer, bell: Arc<Bell>) {
+        let (clock, looked_at, came) = (Clock::start(), None, 0);
+        self.placing = Some(Box::new(NodePlaces { placer, clock, looked_at, came, bell }));
+    }
+
+    /// What says so, if anything does.
+    pub(crate) fn placer(&mut self) -> Option<&mut NodePlacer> {
+        self.placing.as_mut().map(|placing| &mut placing.placer)
+    }
+
+    /// Answers a call that the host has run.
+    pub(crate) fn answer(&mut self, nic: &mut Nic, call: Call, status: Status) {
+        let Self { calls, rings, turn, placing, .. } = self;
+        ended(placing, &call, status);
+        calls.finish(&mut Two { first: RpcVerbs::new(nic), second: rings, turn }, call, status);
+    }
+
     /// Calls by this queue pair count as `client`'s: see [`remora_service::Clients`].
     pub fn assign(&mut self, qpn: Qpn, client: u32) {
         self.calls.assign(qpn, client);
@@ -89,9 +133,11 @@ impl Kernels {
     /// Starts waiting calls, feeds streams, runs all calls some steps, sends replies. Returns how much there was to do.
     pub(crate) fn progress(&mut self, now: Time, nic: &mut Nic) -> usize {
         if self.is_still(nic) {
+            self.placing.iter_mut().for_each(|placing| placing.looked_at = None);
             return 0;
         }
         let mut work = 0;
+        self.placing.iter_mut().for_each(|placing| placing.look());
         self.start_waiting(now, nic);
         let alive = |qp| nic.qp_state(qp).is_ok_and(|state| !matches!(state, QpState::Err | QpState::Reset));
         self.calls.streams_mut().break_off(alive);
@@ -106,9 +152,18 @@ impl Kernels {
                 break;
             }
         }
-        if work > 0 {
-            let Self { runner, calls, rings, turn, .. } = self;
-            calls.end_overdue(now, &mut Two { first: RpcVerbs::new(nic), second: rings, turn }, &mut **runner);
+        if work > 0 || self.at_host() > 0 {
+            let Self { runner, calls, rings, turn, placing, .. } = self;
+            let drop = |tag| {
+                let Some(placing) = placing else { return runner.cancel(tag) };
+                // The host drops what it runs, and hands it back.
+                let dropped = !placing.placer.end_at_host(tag) && runner.cancel(tag);
+                if dropped {
+                    placing.placer.ended(tag, Status::Overdue, || placing.clock.now());
+                }
+                dropped
+            };
+            calls.end_overdue(now, &mut Two { first: RpcVerbs::new(nic), second: rings, turn }, drop);
         }
         if self.rings.wants_write() {
             work += rings::post(&mut self.rings, nic);
@@ -124,13 +179,22 @@ impl Kernels {
     #[inline]
     fn is_still(&self, nic: &Nic) -> bool {
         let calls = nic.wants_rpc() || nic.wants_stream() || !self.calls.streams().is_empty();
-        !calls && self.rings.is_still() && self.runner.in_flight() == 0
+        !calls && self.rings.is_still() && self.runner.in_flight() == 0 && self.at_host() == 0
+    }
+
+    /// Calls that the host runs for the NIC.
+    #[inline]
+    fn at_host(&self) -> usize {
+        self.placing.as_ref().map_or(0, |placing| placing.placer.at_host())
     }
 
     /// Has kernels take what their streams brought, while it is in the cache and more packets are on their way. Only
     /// where no other calls run: those have their steps when all packets are in.
     #[inline]
     pub(crate) fn stream(&mut self, now: Time, nic: &mut Nic) {
+        if nic.wants_rpc() {
+            self.placing.iter_mut().for_each(|placing| placing.look());
+        }
         self.start_waiting(now, nic);
         if self.runner.in_flight() <= self.calls.streams().len() && self.feed(nic) {
             self.run(nic);
@@ -138,13 +202,24 @@ impl Kernels {
     }
 
     fn start_waiting(&mut self, now: Time, nic: &mut Nic) {
-        let Self { runner, calls, rings, turn, .. } = self;
+        let Self { runner, calls, rings, turn, placing, .. } = self;
         let mut ingress = Two { first: RpcVerbs::new(nic), second: rings, turn };
-        while let Some(call) = calls.take(now, &mut ingress) {
+        while let Some(mut call) = calls.take(now, &mut ingress) {
+            if let Some(placing) = placing {
+                let came = placing.came;
+                let Some(here) = placing.placer.place(call, || came) else { continue };
+                call = here;
+            }
             // There is room: the table has as many calls under way as the runner takes.
             if let Err(call) = runner.start(call) {
+                ended(placing, &call, Status::Busy);
                 calls.finish(&mut ingress, call, Status::Busy);
             }
+        }
+        if let Some(placing) = placing
+            && placing.placer.wants_host()
+        {
+            placing.bell.ring();
         }
     }
 
@@ -193,8 +268,20 @@ impl Kernels {
     }
 
     fn run(&mut self, nic: &mut Nic) {
-        let Self { runner, calls, rings, turn, .. } = self;
+        let Self { runner, calls, rings, turn, placing, .. } = self;
         let mut ingress = Two { first: RpcVerbs::new(nic), second: rings, turn };
-        runner.poll(&mut |call, status| calls.finish(&mut ingress, call, status));
+        runner.poll(&mut |call, status| {
+            ended(placing, &call, status);
+            calls.finish(&mut ingress, call, status);
+        });
+    }
+}
+
+/// A call has ended, of which who places calls may want to know.
+#[inline]
+fn ended(placing: &mut Option<Box<NodePlaces>>, call: &Call, status: Status) {
+    if let Some(placing) = placing {
+        let clock = placing.clock;
+        placing.placer.ended(call.tag, status, || clock.now());
     }
 }

@@ -33,6 +33,7 @@ pub use link::{LinkKind, UnknownLink};
 pub use node::sequences;
 pub use node::{Node, NodeConfig, NodeEvent, NodeFigures};
 pub use rack::{RackConfig, RackDaemon, RackFigures};
+pub use remora_service::Placing;
 pub use rings::{RingConfig, RingMemory, RingPort};
 pub use sys::{Sleeper, cores, on_core, pin, prepare_to_wait, process_cpu_ns};
 pub use trunk::{Trunk, TrunkConfig, TrunkSleeper};

@@ -33,7 +33,7 @@ use remora_kernel::Limits;
 use remora_memory::Registry;
 use remora_nic::Counters;
 use remora_service::control::Extension;
-use remora_service::{CONNECTIONS, CallStats, Clients, DEADLINE, Ledger};
+use remora_service::{CONNECTIONS, CallStats, Clients, DEADLINE, Ledger, PlacerCounts, Placing};
 use remora_wasm::KernelSet;
 
 use crate::device::{Device, Numbers};
@@ -79,6 +79,8 @@ pub struct NodeConfig {
     pub kernels: Option<PathBuf>,
     /// Who may deploy modules.
     pub deployers: Deployers,
+    /// Who says where calls run whose callers leave it open.
+    pub placing: Placing,
     /// Who is told of connections, deployments and refusals. Nobody is waited for: what does not fit is left out.
     pub events: Option<SyncSender<NodeEvent>>,
     /// Count calls by op-code and time, for [`Node::figures`].
@@ -101,6 +103,7 @@ impl NodeConfig {
             connections: CONNECTIONS,
             kernels: None,
             deployers: Deployers::default(),
+            placing: Placing::default(),
             events: None,
             count_calls: false,
         }
@@ -193,6 +196,7 @@ impl Node {
             links: Vec::new(),
             nic_calls: CallStats::default(),
             host_calls: CallStats::default(),
+            placed: PlacerCounts::default(),
             clients: Vec::new(),
             memory_limit: self.memory_limit,
             memory_lent: 0,

@@ -39,7 +39,7 @@ pub use pending::Pending;
 pub use remora_kernel::embed::{Element, Reduction};
 pub use remora_kernel::{Placement, Status};
 pub use remora_real::{DeployToken, Deployers, Error, LinkKind, RemoteRegion, UdpPort};
-pub use remora_service::{CallKind, MAX_CALLS, MAX_REPLY, Placer, PlacerCounts, Prior, Reason, Why};
+pub use remora_service::{CallKind, MAX_CALLS, MAX_REPLY, Placer, PlacerCounts, Placing, Prior, Reason, Why};
 pub use remora_store::embedding::EmbeddingShape;
 pub use remora_store::hash::Table;
 pub use remora_store::kv::{Kv as KvPlace, KvShape};

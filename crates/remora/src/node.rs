@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use remora_kernel::Limits;
 use remora_real::link::Layers;
 use remora_real::{Deployers, NodeConfig, at_free_loopback};
+use remora_service::Placing;
 
 use crate::{Result, ToAddress};
 
@@ -110,6 +111,24 @@ impl NodeBuilder {
     /// Who may deploy kernels. By default clients on the node's own host.
     pub fn deployers(mut self, deployers: Deployers) -> Self {
         self.config.deployers = deployers;
+        self
+    }
+
+    /// Who chooses where kernels run whose callers leave it open, with [`Client::auto`](crate::Client::auto): each client for
+    /// itself, or the node for all of them, by what the calls of all take it.
+    ///
+    /// ```
+    /// # use remora::{Client, Node, Placing};
+    /// # fn main() -> remora::Result<()> {
+    /// let node = Node::builder().placing(Placing::Auto).bind_local()?;
+    /// let mut client = Client::connect(node.address())?;
+    /// let table = client.load_table([("apple", "red"), ("pear", "green")])?;
+    /// assert_eq!(client.auto().get(&table, "pear")?.as_deref(), Some(&b"green"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn placing(mut self, placing: Placing) -> Self {
+        self.config.placing = placing;
         self
     }
 

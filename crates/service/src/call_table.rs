@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use remora_kernel::{Call, Runner, Status, op};
+use remora_kernel::{Call, Status, op};
 use remora_nic::{Qpn, Time};
 
 use crate::call_stats::{CallStats, Counting};
@@ -185,10 +185,10 @@ impl<A> CallTable<A> {
         }
     }
 
-    /// Looks at one call, another each time: if it takes longer than it may, `runner` drops it, and it ends with
-    /// [`Status::Overdue`]. One at a time, so that ending many takes many turns.
+    /// Looks at one call, another each time: if it takes longer than it may, `cancel` has its runner drop it by its tag, and
+    /// if it did it ends with [`Status::Overdue`]. One at a time, so that ending many takes many turns.
     #[inline]
-    pub fn end_overdue<I: Ingress<Asker = A>>(&mut self, now: Time, ingress: &mut I, runner: &mut dyn Runner) {
+    pub fn end_overdue<I: Ingress<Asker = A>>(&mut self, now: Time, ingress: &mut I, cancel: impl FnOnce(u64) -> bool) {
         let number = self.looked_at;
         self.looked_at = if number as usize + 1 < self.askers.len() { number + 1 } else { 0 };
         let Some(Some((_, stream))) = self.askers.get(number as usize) else { return };
@@ -197,8 +197,7 @@ impl<A> CallTable<A> {
             return;
         }
         let fed = stream.map_or(0, |id| self.streams.fed(id));
-        if spent <= self.deadline.saturating_add(fed.saturating_mul(DEADLINE_PER_BYTE)) || !runner.cancel(number.into())
-        {
+        if spent <= self.deadline.saturating_add(fed.saturating_mul(DEADLINE_PER_BYTE)) || !cancel(number.into()) {
             return;
         }
         let mut call = Call::default();

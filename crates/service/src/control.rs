@@ -63,6 +63,28 @@ pub mod op {
     /// Makes the caller an owner of a B-tree, until its connection ends: the tree as in parameters of its kernels -> owner
     /// u16.
     pub const TREE_OWN: u64 = 0x100D;
+    /// Why calls of a kind run where they do that are left to the node: a
+    /// [`CallKind`](crate::CallKind) -> a line of text.
+    pub const PLACE: u64 = 0x100E;
+}
+
+/// What a node says of itself when it takes a connection: the first byte of its answer's private data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// It says where calls run that are [left to it](remora_wire::rpc::FLAG_ANYWHERE).
+    pub places: bool,
+}
+
+impl Offer {
+    /// The private data.
+    pub fn encode(self) -> [u8; 1] {
+        [u8::from(self.places)]
+    }
+
+    /// What private data says: of bits that are not known, nothing.
+    pub fn decode(private_data: &[u8]) -> Self {
+        Self { places: private_data.first().is_some_and(|first| first & 1 != 0) }
+    }
 }
 
 /// Parameters of [`op::SKETCH_START`]: a sketch of the WRITEs that name a key.

@@ -17,8 +17,9 @@
 //! 2. When a receive completes, [`CallSlots::take_reply`] says whose call has ended, how, and with what bytes.
 //! 3. When the connection is lost, [`CallSlots::lose_all`] ends what is under way.
 //!
-//! Where a call runs may be left to a [`Placer`], which a client has one of. [`NumberBatches`] makes one addition for all
-//! callers that wait for a sequencer's numbers. [`IndexRouter`] knows which part of an index to ask.
+//! Where a call runs may be left to a [`Placer`], which a client has one of, and a node, for calls that clients leave to it
+//! ([`NodePlacer`]). [`NumberBatches`] makes one addition for all callers that wait for a sequencer's numbers.
+//! [`IndexRouter`] knows which part of an index to ask.
 //!
 //! A kernel that runs at the client reaches the node through [`RemoteMemory`]: its accesses are verbs over slots of
 //! [`Staging`] memory, which the world's [`Carriage`] posts, and whose ends it tells [`Staging::complete`].
@@ -84,7 +85,8 @@ pub use kv_blocks::{KvBlock, KvBlocks, RESERVED_BLOCKS};
 pub use ledger::{Ledger, LedgerError, Reclaimed};
 pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};
 pub use placer::{
-    BorderClimber, BorderKeeper, CallKind, Choice, Placer, PlacerCounts, Prior, Reason, Ticket, Why, is_result,
+    BorderClimber, BorderKeeper, CallKind, Choice, NodePlacer, Placer, PlacerCounts, Placing, PlacingError, Prior,
+    Reason, Ticket, Why, is_result,
 };
 pub use ring_call::{RingCall, RingReply};
 pub use rings::{

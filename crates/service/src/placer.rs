@@ -17,6 +17,7 @@ mod border;
 mod class;
 mod cost;
 mod keeper;
+mod node;
 mod reason;
 #[cfg(test)]
 mod tests;
@@ -27,10 +28,13 @@ use remora_kernel::btree::{LOCKED, NOT_OWNER, TreeRef, pairs_of_scan};
 use remora_kernel::kv::NOT_HERE;
 use remora_kernel::{ConsistencyParams, GetParams, Placement, Status, TraversalParams, op};
 
+use crate::control::u64_at;
+
 pub use border::BorderClimber;
 pub use class::Ticket;
 use class::{Class, Env};
 pub use keeper::BorderKeeper;
+pub use node::{NodePlacer, Placing, PlacingError};
 pub use reason::{Reason, Why};
 
 /// Nanoseconds of a world's clock.
@@ -75,6 +79,19 @@ impl CallKind {
         };
         Self { op, class: class.unwrap_or_else(|| size(params.len())) }
     }
+
+    /// As a node is asked about it.
+    pub fn encode(self) -> [u8; 16] {
+        let mut out = [0; 16];
+        out[..8].copy_from_slice(&self.op.to_le_bytes());
+        out[8..].copy_from_slice(&self.class.to_le_bytes());
+        out
+    }
+
+    /// What [`encode`](Self::encode) made; `None` if it is cut short.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        Some(Self { op: u64_at(bytes, 0)?, class: u64_at(bytes, 8)? })
+    }
 }
 
 /// Sizes that are told apart: each twice the one before.
@@ -101,6 +118,14 @@ pub struct PlacerCounts {
     pub explored: u64,
     /// How often a home moved.
     pub moves: u64,
+}
+
+impl PlacerCounts {
+    /// Adds those of another.
+    pub fn add(&mut self, other: Self) {
+        self.calls.iter_mut().zip(other.calls).for_each(|(mine, others)| *mine += others);
+        (self.explored, self.moves) = (self.explored + other.explored, self.moves + other.moves);
+    }
 }
 
 /// Decides where calls run. See the [module](self).
@@ -141,7 +166,7 @@ impl Placer {
         let mut there = [false; PLACES];
         places.iter().for_each(|&place| there[index(place)] = true);
         let classes = vec![Class::default(); SETS * WAYS];
-        let env = Env { there, seed: seed | 1, counts: PlacerCounts::default() };
+        let env = Env { there, seed: seed | 1, counts: PlacerCounts::default(), moved: None };
         let (pins, priors) = (Vec::new(), Vec::new());
         Self { env, classes, last: 0, calls: 0, peak: [0; 2], watched: WATCHED, pinned: None, pins, priors }
     }
@@ -167,6 +192,11 @@ impl Placer {
         self.pins.retain(|&(other, _)| other != op);
         self.pins.extend(place.map(|place| (op, place)));
         self.forget();
+    }
+
+    /// Whether the calls of a kernel run where somebody has said.
+    pub fn is_pinned(&self, op: u64) -> bool {
+        self.pinned.is_some() || self.pins.iter().any(|&(other, _)| other == op)
     }
 
     fn forget(&mut self) {
@@ -218,6 +248,12 @@ impl Placer {
         }
         let found = self.classes.iter().filter(|class| class.kind == Some(kind)).max_by_key(|class| class.used);
         found.map(Class::reason)
+    }
+
+    /// The last calls that were moved since this was asked for, and why.
+    pub fn poll_move(&mut self) -> Option<(CallKind, Reason)> {
+        let kind = self.env.moved.take()?;
+        Some((kind, self.reason(kind)?))
     }
 
     /// Remembers how many are under way. A loop may end many calls at once and start them one by one: what counts is the

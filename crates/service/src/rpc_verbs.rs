@@ -35,7 +35,7 @@ impl Ingress for RpcVerbs<'_> {
         // longest reply that there is. This host's own calls have room here, and are believed.
         let room = if request.local { u32::MAX } else { MAX_REPLY as u32 };
         call.recycle(request.op, request.reply_capacity().min(room));
-        call.qpn = request.qpn;
+        (call.qpn, call.anywhere) = (request.qpn, request.anywhere);
         call.pd = self.nic.qp_init(request.qp()).ok().map(|init| init.pd);
         std::mem::swap(&mut call.params, &mut request.params);
         std::mem::swap(&mut call.reply, &mut request.reply);

@@ -166,7 +166,7 @@ fn calls_that_take_for_ever_hold_up_nobody_and_end() {
             assert!(kernels.start(call).is_ok());
         }
         kernels.poll(&mut |call, status| table.finish(rings, call, status));
-        table.end_overdue(now, rings, kernels);
+        table.end_overdue(now, rings, |tag| kernels.cancel(tag));
     };
     turn(0, &mut rings, &mut table, &mut *kernels);
     assert_eq!(table.under_way(), 256, "its share");

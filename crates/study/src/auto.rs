@@ -152,7 +152,7 @@ pub struct AutoTrace {
     pub in_flight: u32,
     /// What each stretch of it does.
     pub stretches: Vec<String>,
-    /// The places, and `auto`.
+    /// The places, modelled also `node`, where the node chooses, and last `auto`.
     pub rows: Vec<TraceRow>,
     /// Why calls ran where they ran at the end of each stretch.
     pub reasons: Vec<String>,
@@ -167,7 +167,7 @@ pub struct AutoTrace {
 /// A trace at one place, or at chosen ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceRow {
-    /// `client`, `nic`, `host`, `accel` or `auto`.
+    /// `client`, `nic`, `host`, `accel`, `node` or `auto`.
     pub place: String,
     /// Operations a second of each stretch.
     pub ops_per_s: Vec<f64>,
@@ -222,10 +222,31 @@ const IN_FLIGHT: u32 = 16;
 /// A stretch lasts as long as so many measurements of a figure.
 pub const STRETCH: u32 = 4;
 
+/// Who says where the calls of a trace run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chooser {
+    /// Nobody: all at one place.
+    Place(Placement),
+    /// The client.
+    Client,
+    /// The client between itself and the node, and the node between its NIC and its host.
+    Node,
+}
+
+impl Chooser {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Place(place) => place.name(),
+            Self::Client => "auto",
+            Self::Node => "node",
+        }
+    }
+}
+
 /// What a trace is run on.
 pub trait Traced: Caller + Storage {
-    /// Serves calls at a place from now on, or at chosen ones.
-    fn serve(&mut self, place: Option<Placement>, places: &[Placement]) -> Result<(), Self::Error>;
+    /// Serves calls from now on where somebody says, among these places. False if it cannot.
+    fn serve(&mut self, who: Chooser, places: &[Placement]) -> Result<bool, Self::Error>;
 
     /// Gives links this part of their rates, 1 for all of it, if it can.
     fn cap_links(&mut self, _part: f64) -> bool {
@@ -233,10 +254,10 @@ pub trait Traced: Caller + Storage {
     }
 }
 
-/// A node serves calls at all places at once.
+/// A node serves calls at all places at once, and is asked to choose, or not, when it starts.
 impl Traced for dyn Connection + '_ {
-    fn serve(&mut self, _: Option<Placement>, _: &[Placement]) -> Result<(), StudyError> {
-        Ok(())
+    fn serve(&mut self, who: Chooser, _: &[Placement]) -> Result<bool, StudyError> {
+        Ok(who != Chooser::Node)
     }
 }
 
@@ -315,7 +336,9 @@ pub fn trace<T: Traced + ?Sized, E: From<T::Error> + From<StudyError>>(
     if TRACE.iter().any(|stretch| calls(stretch).is_none()) {
         return Ok(None);
     }
-    let all: Vec<Option<Placement>> = places.iter().copied().map(Some).chain([None]).collect();
+    let by_node = target.serve(Chooser::Node, places)?.then_some(Chooser::Node);
+    let all: Vec<Chooser> =
+        places.iter().copied().map(Chooser::Place).chain(by_node).chain([Chooser::Client]).collect();
     let (mut rates, mut names) = (vec![Vec::new(); all.len()], Vec::new());
     let (mut reasons, mut decided) = (Vec::new(), Decided::default());
     let caps = target.cap_links(1.0);
@@ -338,17 +361,20 @@ pub fn trace<T: Traced + ?Sized, E: From<T::Error> + From<StudyError>>(
             let set_busy = |busy| neighbour.iter().for_each(|neighbour| neighbour.set(busy));
             set_busy(stretch.beside == Some(Beside::Neighbour));
             target.cap_links(if stretch.beside == Some(Beside::CappedLink) { CAP } else { 1.0 });
-            for ((&place, calls), run) in all.iter().zip(&mut streams).zip(&mut runs) {
-                target.serve(place, places)?;
+            for ((&who, calls), run) in all.iter().zip(&mut streams).zip(&mut runs) {
+                target.serve(who, places)?;
                 let before = target.placer().map(|placer| placer.counts()).unwrap_or_default();
                 // Calls are alike by kernel alone: that something changes is not told.
                 let kind = CallKind { op: calls.op(), class: u64::MAX };
                 let mut tally = |_, _, _| {};
-                let calling = Calling::new(&mut *target, &mut **calls, place.unwrap_or(Placement::Nic));
-                let calling = calling.auto(place.is_none().then_some(kind.class));
+                let (place, class) = match who {
+                    Chooser::Place(place) => (place, None),
+                    Chooser::Client | Chooser::Node => (Placement::Nic, Some(kind.class)),
+                };
+                let calling = Calling::new(&mut *target, &mut **calls, place).auto(class);
                 let ran = calling.run(IN_FLIGHT, Until::time(each / TURNS), &mut tally, stop)?;
                 *run = (run.0 + ran.ended, run.1 + ran.elapsed.as_secs());
-                if let (None, Some(placer)) = (place, target.placer()) {
+                if let (Chooser::Client, Some(placer)) = (who, target.placer()) {
                     decided.add(placer, before, &[kind]);
                 }
             }
@@ -363,14 +389,14 @@ pub fn trace<T: Traced + ?Sized, E: From<T::Error> + From<StudyError>>(
             rates.push(ended as f64 / seconds.max(1e-9));
         }
     }
-    let row = |(place, ops_per_s): (&Option<Placement>, Vec<f64>)| {
+    let row = |(who, ops_per_s): (&Chooser, Vec<f64>)| {
         let total_per_s = ops_per_s.len() as f64 / ops_per_s.iter().map(|rate| 1.0 / rate).sum::<f64>();
-        TraceRow { place: place.map_or("auto".into(), |place| place.to_string()), ops_per_s, total_per_s }
+        TraceRow { place: who.name().into(), ops_per_s, total_per_s }
     };
     let rows: Vec<TraceRow> = all.iter().zip(rates).map(row).collect();
     let most = |rows: &[TraceRow]| rows.iter().map(|row| row.total_per_s).fold(0.0, f64::max);
     let auto = rows.last().map_or(0.0, |row| row.total_per_s);
-    let of_best = auto / most(&rows[..rows.len() - 1]).max(1e-9);
+    let of_best = auto / most(&rows[..places.len()]).max(1e-9);
     let AutoLoad { explored, moves, .. } = decided.load();
     Ok(Some(AutoTrace { on, in_flight: IN_FLIGHT, stretches: names, rows, reasons, explored, moves, of_best }))
 }

@@ -12,10 +12,11 @@ use remora_model::resource::Usage;
 use remora_model::time::Ps;
 use remora_model::world::{Done, Energy, Pair, PairSpec, WorldError, Writer};
 use remora_real::{LinkKind, RemoteRegion};
-use remora_service::{CallKind, Choice, Full, MAX_CALLS, Placer, Ticket, is_result};
+use remora_service::{CallKind, Choice, Full, MAX_CALLS, Placer, Placing, Ticket, is_result};
 use serde::{Deserialize, Serialize};
 
 use crate::StudyError;
+use crate::auto::{Chooser, Traced};
 use crate::calling::{Calling, Calls};
 use crate::connection::{CallAnswer, Caller, Storage};
 use crate::load::{self, Trouble, Until};
@@ -132,6 +133,10 @@ pub struct Modelled {
     tickets: Vec<Option<Ticket>>,
     under_way: usize,
     auto: Option<u64>,
+    /// Who chooses when the node does not, or does: the one that is not [`placer`](Self::placer) now.
+    other: Option<Placer>,
+    /// The node chooses between its NIC and its host.
+    by_node: bool,
 }
 
 impl Modelled {
@@ -153,7 +158,19 @@ impl Modelled {
 
     fn of(pair: Pair, placement: Placement) -> Self {
         let (regions, tickets) = (HashMap::new(), vec![None; MAX_CALLS]);
-        Self { pair, placement, regions, placer: None, tickets, under_way: 0, auto: None }
+        Self { pair, placement, regions, placer: None, tickets, under_way: 0, auto: None, other: None, by_node: false }
+    }
+
+    /// Leaves the choice between NIC and host to the node from now on, or no longer: a client that chooses has then itself and
+    /// the NIC.
+    fn leave_to_node(&mut self, by_node: bool) {
+        if self.by_node != by_node {
+            self.by_node = by_node;
+            std::mem::swap(&mut self.placer, &mut self.other);
+        }
+        if by_node && self.placer.is_none() {
+            self.pair.place_calls(Placing::Auto);
+        }
     }
 
     /// Chooses the place of each call from now on, among some that a node serves at once; calls are of this class.
@@ -282,12 +299,21 @@ fn ns(at: Ps) -> u64 {
     at.0 / 1000
 }
 
-impl crate::auto::Traced for Modelled {
-    fn serve(&mut self, place: Option<Placement>, places: &[Placement]) -> Result<(), ModelError> {
-        match place {
-            Some(place) => self.place(place),
-            None => self.choose(places, u64::MAX),
+impl Traced for Modelled {
+    fn serve(&mut self, who: Chooser, places: &[Placement]) -> Result<bool, ModelError> {
+        let has_both = [Placement::Nic, Placement::Host].iter().all(|place| places.contains(place));
+        self.leave_to_node(who == Chooser::Node && has_both);
+        match who {
+            Chooser::Place(place) => self.place(place)?,
+            Chooser::Client => self.choose(places, u64::MAX)?,
+            Chooser::Node if !has_both => return Ok(false),
+            Chooser::Node => {
+                let here = |place: &Placement| matches!(place, Placement::Client | Placement::Nic);
+                let places: Vec<_> = places.iter().copied().filter(here).collect();
+                self.choose(&places, u64::MAX)?;
+            }
         }
+        Ok(true)
     }
 
     fn cap_links(&mut self, part: f64) -> bool {
@@ -320,7 +346,14 @@ impl Caller for Modelled {
         };
         let pair = &self.pair;
         let Choice { placement, ticket } = placer.choose(CallKind { op, class }, self.under_way, || ns(pair.now()));
-        let submitted = self.submit(placement, op, params, tag);
+        let submitted = match self.by_node && placement == Placement::Nic {
+            true => {
+                let left = self.pair.submit_anywhere(op, params, tag).map_err(|_| Full);
+                self.under_way += usize::from(left.is_ok());
+                left
+            }
+            false => self.submit(placement, op, params, tag),
+        };
         match (&submitted, ticket) {
             (Ok(()), _) => self.tickets[tag as usize % MAX_CALLS] = ticket,
             (Err(_), Some(ticket)) => self.placer.iter_mut().for_each(|placer| placer.cancelled(ticket)),

@@ -10,6 +10,9 @@ use crate::field::{be32, be64, front, front_mut, put};
 
 /// Flag: an RPC WRITE payload stream with the same op-code follows on this queue pair.
 pub const FLAG_STREAM: u32 = 1;
+/// Flag: the caller leaves it to the node whether its NIC or its host runs the kernel. For a node that has
+/// said that it chooses; an older one would refuse the call.
+pub const FLAG_ANYWHERE: u32 = 2;
 
 /// The front of the RPC parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -22,7 +25,7 @@ pub struct RpcHeader {
     pub reply_capacity: u32,
     /// Names the call in the reply's immediate data, 24 bits.
     pub tag: u32,
-    /// [`FLAG_STREAM`] or 0.
+    /// [`FLAG_STREAM`], [`FLAG_ANYWHERE`] or 0.
     pub flags: u32,
 }
 
@@ -48,8 +51,8 @@ impl RpcHeader {
         if header.tag > 0xff_ffff {
             return wrong("tag", header.tag, "a number of 24 bits");
         }
-        if header.flags & !FLAG_STREAM != 0 {
-            return wrong("flags", header.flags, "0 or 1 (stream)");
+        if header.flags & !(FLAG_STREAM | FLAG_ANYWHERE) != 0 {
+            return wrong("flags", header.flags, "a sum of 1 (stream) and 2 (anywhere)");
         }
         Ok(header)
     }
@@ -103,11 +106,11 @@ mod tests {
 
     #[test]
     fn unknown_bits_are_refused() {
-        let good = RpcHeader { reply_va: 7, reply_rkey: 8, reply_capacity: 9, tag: 0xff_ffff, flags: FLAG_STREAM };
+        let good = RpcHeader { reply_va: 7, reply_rkey: 8, reply_capacity: 9, tag: 0xff_ffff, flags: 3 };
         let mut bytes = [0; RpcHeader::LEN];
         good.emit(&mut bytes);
         assert_eq!(RpcHeader::parse(&bytes), Ok(good));
-        for (at, bit) in [(16, 1), (23, 2), (20, 0x80)] {
+        for (at, bit) in [(16, 1), (23, 4), (20, 0x80)] {
             let mut bad = bytes;
             bad[at] |= bit;
             let error = RpcHeader::parse(&bad).unwrap_err();

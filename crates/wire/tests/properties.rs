@@ -83,7 +83,7 @@ proptest! {
         survives!(Ieth, Ieth { rkey: d });
         survives!(Deth, Deth { qkey: d, reserved: byte, src_qp: low });
         survives!(Feth, Feth { placement: byte & 15, selectivity: byte >> 4 & 3, reserved: d >> 6 });
-        let flags = d & rpc::FLAG_STREAM;
+        let flags = d & (rpc::FLAG_STREAM | rpc::FLAG_ANYWHERE);
         survives!(RpcHeader, RpcHeader { reply_va: a, reply_rkey: d, reply_capacity: e, tag: low, flags });
     }
 

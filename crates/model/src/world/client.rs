@@ -8,6 +8,8 @@ use remora_memory::Region;
 use remora_nic::{Qpn, SendOp, Sge, WcOpcode, WorkCompletion};
 use remora_service::{CallSlots, Full, HostCall, MAX_CALLS, MAX_REPLY, MAX_REQUEST, RECVS, SLOT, Staging, WorkId};
 
+use remora_wire::rpc::{FLAG_ANYWHERE, RpcHeader};
+
 use super::WorldError;
 use super::adapter::Posted;
 use super::bus::Event;
@@ -222,6 +224,23 @@ impl Fabric {
             }
         }
         self.connections[usize::from(number)].remote_calls += 1;
+        Ok(())
+    }
+
+    /// Starts the kernel `op` at a node's NIC, or its host if the node [places](Self::place_calls) it there. `tag` comes back
+    /// with the result.
+    pub fn submit_anywhere(
+        &mut self,
+        ConnectionId(number): ConnectionId,
+        op: u64,
+        params: &[u8],
+        tag: u32,
+    ) -> Result<(), Full> {
+        let connection = &mut self.connections[usize::from(number)];
+        let (_, header) = connection.calls.open(Mark { tag, since: self.now })?;
+        connection.remote_calls += 1;
+        let header = RpcHeader { flags: FLAG_ANYWHERE, ..header };
+        self.issue(number, CLIENT, self.now, Posted::Rpc { op, header, payload: None }, params);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use remora_nic::{RpcRequest, WcOpcode, WcStatus};
 use remora_service::{CallAnswer, RpcVerbs, StagedVerb, WorkId};
 use remora_wire::Opcode;
 
-use super::adapter::Adapter;
+use super::adapter::{Adapter, engine_time};
 use super::bus::{Bus, Event, TraceEntry};
 use super::client::{Connection, Done, Ended, Notice};
 use super::hardware::Hardware;
@@ -391,6 +391,9 @@ impl Fabric {
                 if let Some((nic, answer)) = self.answers[answer as usize].take() {
                     let adapter = &mut self.adapters[usize::from(nic)];
                     if let Some(front) = &mut self.fronts[usize::from(nic)] {
+                        if let Some(placer) = &mut front.placer {
+                            placer.ended(answer.call.tag, answer.status, || engine_time(now));
+                        }
                         front.rpcs.answer(&mut RpcVerbs::new(&mut adapter.nic), answer);
                     }
                     adapter.pump(now, &mut self.bus);

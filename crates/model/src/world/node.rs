@@ -9,7 +9,8 @@ use remora_kernel::{Call, Kernel, Limits, Placement, Status};
 use remora_memory::{Pd, Region, Registry};
 use remora_nic::{RpcRequest, SrqId, WorkCompletion};
 use remora_service::{
-    CallTable, HostAsker, MAX_CALLS, MAX_REPLY, MAX_REQUEST, RECVS, RemoteMemory, RpcVerbs, Sends, WorkId,
+    CallTable, HostAsker, MAX_CALLS, MAX_REPLY, MAX_REQUEST, NodePlacer, Placer, Placing, RECVS, RemoteMemory,
+    RpcVerbs, Sends, WorkId,
 };
 
 use super::WorldError;
@@ -31,6 +32,9 @@ const RPCS: usize = 2 * MAX_CALLS;
 /// Calls to the host that a NIC brought and whose answers have not all arrived; one client has half.
 const SENDS: usize = MAX_CALLS;
 
+/// It only spreads which calls a node times.
+const SEED: u64 = 1;
+
 /// Whom a running kernel answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Asker {
@@ -51,6 +55,8 @@ pub(super) struct Front {
     ingress: Sends,
     replies: Arc<Region>,
     srq: SrqId,
+    /// Of a node that places calls.
+    pub placer: Option<NodePlacer>,
 }
 
 impl Front {
@@ -172,6 +178,7 @@ impl Fabric {
             replies: replies.1.clone(),
             ingress: Sends::new(requests, replies),
             srq: adapter.nic.create_srq(machine.pd, RECVS as u32, 1)?,
+            placer: None,
         };
         self.fronts[usize::from(nic)] = Some(front);
         self.post_recvs(nic)
@@ -251,6 +258,25 @@ impl Fabric {
         node.rpc.get(adapter.slot).copied()
     }
 
+    /// The host of the node that a NIC is of.
+    fn host_place(&self, nic: u16) -> Option<usize> {
+        let machine = usize::from(self.adapters[usize::from(nic)].machine);
+        self.software[machine].node.as_ref().map(|node| node.host)
+    }
+
+    /// Says who places calls that clients [leave](Self::submit_anywhere) to a node; none may be under way.
+    pub fn place_calls(&mut self, machine: u16, placing: Placing) {
+        let nics = self.machines.get(usize::from(machine)).map(|machine| machine.nics.clone()).unwrap_or_default();
+        for nic in nics {
+            self.fronts[usize::from(nic)].iter_mut().for_each(|front| front.placer = placing.placer(SEED));
+        }
+    }
+
+    /// What places calls that come to a NIC of a node, if anything does.
+    pub fn placer(&mut self, nic: u16) -> Option<&mut Placer> {
+        self.fronts.get_mut(usize::from(nic))?.as_mut()?.placer.as_mut().map(NodePlacer::placer)
+    }
+
     /// A node's host sees a call.
     pub(super) fn take_request(&mut self, nic: u16, wc: &WorkCompletion) -> Result<(), WorldError> {
         if let Some(front) = &mut self.fronts[usize::from(nic)]
@@ -272,8 +298,7 @@ impl Fabric {
 
     /// Starts calls to the host that wait, as far as there is room.
     fn start_sends(&mut self, nic: u16) {
-        let machine = usize::from(self.adapters[usize::from(nic)].machine);
-        let Some(place) = self.software[machine].node.as_ref().map(|node| node.host) else { return };
+        let Some(place) = self.host_place(nic) else { return };
         let now = engine_time(self.now);
         while let Some(front) = &mut self.fronts[usize::from(nic)] {
             let Some(call) = front.sends.take(now, &mut front.ingress) else { return };
@@ -297,6 +322,14 @@ impl Fabric {
             let mut ingress = RpcVerbs::new(&mut self.adapters[usize::from(nic)].nic);
             let Some(call) = front.rpcs.take(now, &mut ingress) else { return };
             let stream = front.rpcs.stream(call.tag as u32).map(|id| (nic, id, call.op));
+            let (call, at_host) = match &mut front.placer {
+                Some(placer) => match placer.place(call, || now) {
+                    Some(call) => (call, false),
+                    None => (placer.poll_host().unwrap_or_default(), true),
+                },
+                None => (call, false),
+            };
+            let place = if at_host { self.host_place(nic).unwrap_or(place) } else { place };
             if let Some((task, begun)) = self.start(place, call, Asker::Rpc(nic)) {
                 self.streams.extend(stream.map(|names| Stream::new(names, (place, task), begun)));
             }
@@ -388,8 +421,7 @@ impl Fabric {
 
     /// A thread of a node calls a kernel there by itself, now: no network is between. It is given back if there is no room.
     pub(super) fn start_at_node(&mut self, nic: u16, call: Call, (connection, slot): (u16, u32)) -> Result<(), Call> {
-        let machine = usize::from(self.adapters[usize::from(nic)].machine);
-        let Some(place) = self.software[machine].node.as_ref().map(|node| node.host) else { return Err(call) };
+        let Some(place) = self.host_place(nic) else { return Err(call) };
         let task = self.add(place, call, Asker::Here(connection, slot))?;
         match self.places[place].threads {
             Some(_) => _ = self.queue(place, task, None, 0),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use remora_kernel::hll::Sketch;
 use remora_kernel::{Builtins, Kernel, Placement, op};
 use remora_memory::Region;
-use remora_service::Full;
+use remora_service::{Full, Placing};
 
 use super::client::{ConnectionId, Done, RawVerb};
 use super::fabric::{Counts, Fabric, FabricSpec};
@@ -161,6 +161,16 @@ impl Pair {
     /// Starts the kernel `op` in a placement, now. `tag` comes back with the result.
     pub fn submit(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         self.fabric.submit(self.of(tag), placement, op, params, tag)
+    }
+
+    /// Says who places calls that are [left](Self::submit_anywhere) to the node; none may be under way.
+    pub fn place_calls(&mut self, placing: Placing) {
+        self.fabric.place_calls(self.node(), placing);
+    }
+
+    /// Starts the kernel `op` at the node's NIC, or its host if the node [places](Self::place_calls) it there, now.
+    pub fn submit_anywhere(&mut self, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
+        self.fabric.submit_anywhere(self.of(tag), op, params, tag)
     }
 
     /// A verb on `len` bytes at the start of a region of the node.

@@ -1,9 +1,13 @@
 //! Calls whose place the client chooses.
 
 use remora_kernel::{Placement, Places, Status};
+use remora_service::control::{Offer, op};
 use remora_service::{CallKind, Full, MAX_CALLS, MAX_REQUEST, Placer, Ticket, is_result};
 
+use remora_wire::rpc::FLAG_ANYWHERE;
+
 use super::Client;
+use crate::Error;
 use crate::device::Clock;
 
 /// In a mark: the call is timed, and has a ticket.
@@ -14,8 +18,9 @@ const SEED: u64 = 1;
 const HEADERS: usize = 64;
 
 /// Who chooses, and the tickets of timed calls under way.
-#[derive(Default)]
 pub(super) struct Auto {
+    /// What the node says of itself.
+    offer: Offer,
     /// Made when first used.
     placer: Option<Box<Placer>>,
     tickets: Vec<Option<Ticket>>,
@@ -23,8 +28,8 @@ pub(super) struct Auto {
 }
 
 impl Auto {
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(offer: Offer) -> Self {
+        Self { offer, placer: None, tickets: Vec::new(), free: Vec::new() }
     }
 
     fn placer(&mut self) -> &mut Placer {
@@ -32,8 +37,16 @@ impl Auto {
             // No more are under way than calls to the node and kernels here.
             self.tickets = vec![None; 2 * MAX_CALLS];
             self.free = (0..2 * MAX_CALLS as u16).rev().collect();
-            Box::new(Placer::new(&Placement::REAL, SEED))
+            // A node that places calls takes them at its NIC, and runs them there or at its host.
+            let at_node = [Placement::Client, Placement::Nic];
+            Box::new(Placer::new(if self.offer.places { &at_node } else { &Placement::REAL }, SEED))
         })
+    }
+
+    /// The flags of the RPC header of such a call to a place.
+    fn flags(&self, op: u64, placement: Placement) -> u32 {
+        let pinned = || self.placer.as_ref().is_some_and(|placer| placer.is_pinned(op));
+        if self.offer.places && placement == Placement::Nic && !pinned() { FLAG_ANYWHERE } else { 0 }
     }
 
     /// The mark of a call with this tag.
@@ -80,8 +93,10 @@ impl Auto {
 
 impl Client {
     /// Starts a kernel where it is answered quickest, as [`placer`](Self::placer) finds out by the way; `by_ring` has it
-    /// take rings where there are some. Returns the place. Parameters of a kernel that may not run here and no message holds
-    /// go to the host: without rings they end in [`Status::BadParams`].
+    /// take rings where there are some. Returns the place. A node that [places calls](crate::NodeConfig::placing) by itself
+    /// takes them at its NIC, but for those that are [pinned](Placer::pin), which run where they are; of the others
+    /// [`node_reason`](Self::node_reason) tells. Parameters of a kernel that may not run here and no message holds go to the
+    /// host: without rings they end in [`Status::BadParams`].
     pub fn submit_auto(&mut self, kind: CallKind, params: &[u8], by_ring: bool, tag: u32) -> Result<Placement, Full> {
         let (op, under_way) = (kind.op, self.in_flight());
         let by_ring = |client: &Self, placement| by_ring && client.has_rings(placement);
@@ -101,7 +116,7 @@ impl Client {
         };
         let started = match by_ring(self, placement) {
             true => self.push_to_ring(placement, op, params, mark),
-            false => self.start(placement, op, params, mark),
+            false => self.start(placement, (op, self.auto.flags(op, placement)), params, mark),
         };
         if started.is_err()
             && let Some(ticket) = self.auto.take(mark)
@@ -109,6 +124,13 @@ impl Client {
             self.auto.placer().cancelled(ticket);
         }
         started.map(|()| placement)
+    }
+
+    /// Why the node runs calls of a kind where it does that are left to it, in a line: a [`Reason`](remora_service::Reason).
+    /// Nothing else may be under way.
+    pub fn node_reason(&mut self, kind: CallKind) -> Result<String, Error> {
+        let reply = self.node_call("say why calls run where they do", op::PLACE, &kind.encode())?;
+        Ok(String::from_utf8_lossy(&reply).into_owned())
     }
 
     /// What decides where [`submit_auto`](Self::submit_auto) runs kernels: to pin them, and to ask why.

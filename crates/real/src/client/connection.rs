@@ -7,6 +7,7 @@ use std::time::Duration;
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_nic::cm::{CmEvent, ConnId};
 use remora_nic::{CqId, Data, Event, NicError, QpInit, QpType, Qpn, SendWr, WcOpcode, WcStatus, WorkCompletion};
+use remora_service::control::Offer;
 use remora_service::{Carriage, MAX_REQUEST, RECVS, SLOT, StagedVerb, Staging, WorkId};
 
 use super::compressed::client_kernels;
@@ -29,6 +30,7 @@ pub(super) struct Connection {
     pub link: LinkKind,
     /// The path MTU.
     pub mtu: u32,
+    pub offer: Offer,
     pub qp: Qpn,
     /// Verbs of kernels that run here, and of bulk copies.
     pub staging: Arc<Staging<Posting>>,
@@ -98,11 +100,12 @@ impl Connection {
         let replies = memory(reply_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let (buffer, region) = memory(SLOTS * SLOT, Access::LOCAL_WRITE)?;
         let staging = Staging::new(Posting { device: device.clone(), qp }, buffer, region);
-        let (conn, mtu) = dial(&device, qp, config.node, mtu, config.timeout)?;
+        let (conn, mtu, offer) = dial(&device, qp, config.node, mtu, config.timeout)?;
         let connection = Self {
             device,
             link: kind,
             mtu,
+            offer,
             qp,
             staging,
             node: config.node,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use remora_memory::Access;
 use remora_nic::cm::{CmEvent, ConnId, reason, service_id};
 use remora_nic::{ConnectAttr, Event, Qpn};
-use remora_service::control;
+use remora_service::control::{self, Offer};
 
 use crate::device::Device;
 use crate::error::Error;
@@ -14,8 +14,8 @@ use crate::error::Error;
 /// The smallest path MTU that there is.
 pub(crate) const MIN_MTU: u32 = 256;
 
-/// Calls the node and waits for the connection to stand, up to `timeout`. Returns it, and the path MTU that it has: at
-/// most `path_mtu`, and what the node's own link carries. A node that remembers an earlier connection of this queue pair
+/// Calls the node and waits for the connection to stand, up to `timeout`. Returns it, the path MTU that it has (at
+/// most `path_mtu`, and what the node's own link carries), and what the node says of itself. A node that remembers an earlier connection of this queue pair
 /// number calls the new one stale for a while (IBTA volume 1, 12.9.8.3.1): then it is called again.
 pub(crate) fn dial(
     device: &Device,
@@ -23,7 +23,7 @@ pub(crate) fn dial(
     node: IpAddr,
     mut path_mtu: u32,
     timeout: Duration,
-) -> Result<(ConnId, u32), Error> {
+) -> Result<(ConnId, u32, Offer), Error> {
     let end = device.now().saturating_add(timeout.as_nanos() as u64);
     loop {
         match call_once(device, qp, node, path_mtu, end) {
@@ -31,7 +31,7 @@ pub(crate) fn dial(
                 std::thread::sleep(Duration::from_millis(100));
             }
             Err(Error::Refused { reason: reason::INVALID_PATH_MTU, .. }) if path_mtu > MIN_MTU => path_mtu /= 2,
-            other => return other.map(|conn| (conn, path_mtu)),
+            other => return other.map(|(conn, offer)| (conn, path_mtu, offer)),
         }
         let mut guard = device.lock();
         guard.nic().to_reset(qp)?;
@@ -39,7 +39,7 @@ pub(crate) fn dial(
     }
 }
 
-fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) -> Result<ConnId, Error> {
+fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) -> Result<(ConnId, Offer), Error> {
     let conn = {
         let mut guard = device.lock();
         let (now, route) = (guard.now(), guard.route(node, 0));
@@ -52,7 +52,9 @@ fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) ->
         guard.progress();
         for event in guard.take_events() {
             match event {
-                Event::Cm(CmEvent::Established { conn: c, .. }) if c == conn => return Ok(conn),
+                Event::Cm(CmEvent::Established { conn: c, private_data, .. }) if c == conn => {
+                    return Ok((conn, Offer::decode(&private_data)));
+                }
                 Event::Cm(CmEvent::Rejected { conn: c, reason, private_data }) if c == conn => {
                     return Err(Error::Refused { address: node, why: refusal(reason, &private_data), reason });
                 }

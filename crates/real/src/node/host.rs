@@ -1,5 +1,7 @@
 //! The host thread of a node: it takes connections, runs calls to the host, and looks after clients.
 
+mod placed;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -12,7 +14,8 @@ use remora_nic::cm::{CmEvent, ConnId, QpParams, reason, service_id};
 use remora_nic::{CqId, Data, Event, Qpn, SendWr, SrqId, Time, WcOpcode, WcStatus, WorkCompletion};
 use remora_service::control::{PORT, op};
 use remora_service::{
-    Asker, CallTable, Clients, HostAsker, KvBlocks, MAX_REPLY, MAX_REQUEST, RingAsker, Rings, Sends, Two, WorkId,
+    Asker, CallTable, Clients, HostAsker, KvBlocks, MAX_REPLY, MAX_REQUEST, Placing, RingAsker, Rings, Sends, Two,
+    WorkId,
 };
 use remora_wasm::KernelSet;
 
@@ -23,7 +26,7 @@ use super::peers::{Peers, Way};
 use super::rings::{self, NodeRings};
 use super::watch::{HostFigures, NodeEvent, Told};
 use crate::device::{Device, DeviceGuard};
-use crate::kernels::ROUNDS;
+use crate::kernels::{POOL, ROUNDS};
 use crate::rings::RING_SENDS;
 use crate::sys::prepare_to_wait;
 use crate::{Error, map_memory};
@@ -66,6 +69,8 @@ pub(super) struct Host {
     /// Who has blocks of key-value stores: it knows of a client before any call of its can come.
     blocks: Arc<std::sync::Mutex<KvBlocks>>,
     kernels: Box<dyn Runner + Send>,
+    /// Calls that the NIC has placed here, and that have ended and are not answered.
+    placed: Vec<(Call, Status)>,
     office: Arc<Office>,
     /// Who has come and gone, for the office: nobody goes there who has an engine.
     notes: Vec<Note>,
@@ -120,7 +125,8 @@ impl Host {
         };
         let sends = Sends::new(memory(RECVS * MAX_REQUEST)?, memory(CALLS * MAX_REPLY)?);
         let ingress = HostIngress { sends, rings: NodeRings::new(), turn: false };
-        let kernels = remora_wasm::host_runner(set, registry.clone(), true, CALLS, config.limits);
+        let room = CALLS + if config.placing == Placing::Clients { 0 } else { POOL };
+        let kernels = remora_wasm::host_runner(set, registry.clone(), true, room, config.limits);
         let (cq, srq);
         {
             let mut guard = device.lock();
@@ -137,7 +143,7 @@ impl Host {
         }
         let mut host = Self {
             engine,
-            peers: Peers::new(clients, pd, cq, srq),
+            peers: Peers::new(clients, pd, cq, srq, config.placing),
             cq,
             cq_room: CQ_ROOM,
             srq,
@@ -145,6 +151,7 @@ impl Host {
             calls,
             blocks,
             kernels,
+            placed: Vec::new(),
             office,
             notes: Vec::new(),
             told: Told(config.events.clone()),
@@ -156,6 +163,7 @@ impl Host {
             stopping_since: None,
             device,
         };
+        host.place_calls(config.placing);
         host.post(&mut host.device.clone().lock());
         Ok(host)
     }
@@ -199,13 +207,14 @@ impl Host {
             }
             if self.stop.load(Ordering::Relaxed) {
                 let since = *self.stopping_since.get_or_insert(now);
-                if self.calls.under_way() == 0 || now - since > DRAIN {
+                if self.calls.under_way() + self.kernels.in_flight() + self.placed.len() == 0 || now - since > DRAIN {
                     return self.take_leave();
                 }
             } else if now - busy_at > SPIN {
                 let bell = self.ingress.rings.bell.clone();
                 bell.listen();
-                if !self.ingress.rings.host.signals().any() {
+                let called = self.device.lock().placer().is_some_and(|placer| placer.wants_host());
+                if !called && !self.ingress.rings.host.signals().any() {
                     // What waits for room in a queue pair goes when the peer's acknowledgements come, which wake nobody.
                     let due = self.ingress.rings.host.wants_write();
                     self.device.wait(self.cq, if due { DUE } else { LOOK_UP });
@@ -229,7 +238,9 @@ impl Host {
         }
         self.ingress.rings.host.end_unread(now);
         self.end_rings(&mut guard, &released);
+        work += self.answer_placed(&mut guard);
         guard.progress();
+        self.take_placed(&mut guard);
         while let Some(wc) = guard.nic().poll_cq(self.cq) {
             work += 1;
             self.complete(&mut guard, wc);
@@ -248,7 +259,7 @@ impl Host {
         if self.engine == 0 || self.stopping_since.is_some() {
             work += self.office.turn();
         }
-        work + self.kernels.in_flight()
+        work + self.kernels.in_flight() + self.placed.len()
     }
 
     /// Tells the office who has come and gone, and of what is not needed.
@@ -438,6 +449,7 @@ impl Host {
                 let address = self.peers.address(Qpn(call.qpn)).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
                 let answered = match call.op {
                     op::RING_OPEN => Some(self.open_rings(call)),
+                    op::PLACE => Some(self.explain(call)),
                     _ => self.office.with(|control| control.call(address, call)),
                 };
                 if let Some(answered) = answered {
@@ -464,18 +476,21 @@ impl Host {
     }
 
     fn run_kernels(&mut self, now: Time) {
-        let Self { kernels, calls, ingress, .. } = self;
+        let Self { kernels, placed, calls, ingress, .. } = self;
         if kernels.in_flight() == 0 {
             return;
         }
         // A look-up ends within one turn, so that its reply leaves with the acknowledgement of its request.
         for _ in 0..ROUNDS {
-            kernels.poll(&mut |call: Call, status| calls.finish(&mut ingress.both(), call, status));
+            kernels.poll(&mut |call: Call, status| match placed::placed(call) {
+                Ok(call) => placed.push((call, status)),
+                Err(call) => calls.finish(&mut ingress.both(), call, status),
+            });
             if kernels.in_flight() == 0 || kernels.is_spent() {
                 break;
             }
         }
-        calls.end_overdue(now, &mut ingress.both(), &mut **kernels);
+        calls.end_overdue(now, &mut ingress.both(), |tag| kernels.cancel(tag));
     }
 
     /// The node ends: clients are told.

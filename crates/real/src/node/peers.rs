@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use remora_memory::Pd;
 use remora_nic::cm::ConnId;
 use remora_nic::{ALL_REMOTE, ConnectAttr, CqId, Data, Nic, QpInit, QpType, Qpn, SendOp, SendWr, SrqId};
-use remora_service::{Clients, Shares, WorkId};
+use remora_service::control::Offer;
+use remora_service::{Clients, Placing, Shares, WorkId};
 
 use super::host::CALLS;
 use crate::Error;
@@ -22,6 +23,8 @@ pub(super) struct Peers {
     pd: Pd,
     cq: CqId,
     srq: SrqId,
+    /// What it tells clients of itself.
+    offer: Offer,
 }
 
 /// How a client is reached.
@@ -47,8 +50,10 @@ struct Peer {
 
 impl Peers {
     /// Nobody yet. `clients` are those of all engines; queue pairs are in `pd`, complete on `cq` and receive from `srq`.
-    pub fn new(clients: Arc<Mutex<Clients>>, pd: Pd, cq: CqId, srq: SrqId) -> Self {
-        Self { peers: HashMap::new(), clients, pd, cq, srq }
+    /// They are told whether the node places calls.
+    pub fn new(clients: Arc<Mutex<Clients>>, pd: Pd, cq: CqId, srq: SrqId, placing: Placing) -> Self {
+        let offer = Offer { places: placing != Placing::Clients };
+        Self { peers: HashMap::new(), clients, pd, cq, srq, offer }
     }
 
     /// Takes a connection from an address. Returns its queue pair, and whose it is.
@@ -84,7 +89,7 @@ impl Peers {
         let accepted = nic
             .to_init(qp, ALL_REMOTE, 0)
             .map_err(Error::from)
-            .and_then(|()| Ok(nic.accept(now, conn, qp, attr, &[])?));
+            .and_then(|()| Ok(nic.accept(now, conn, qp, attr, &self.offer.encode())?));
         if let Err(e) = accepted {
             nic.destroy_qp(qp)?;
             return Err(e);

@@ -4,8 +4,9 @@ use std::fmt::{self, Write};
 use std::net::IpAddr;
 use std::sync::mpsc::SyncSender;
 
+use remora_kernel::Placement;
 use remora_nic::Counters;
-use remora_service::{CLASSES, CallStats};
+use remora_service::{CLASSES, CallStats, PlacerCounts};
 
 use crate::device::DeviceGuard;
 use crate::link::{LinkKind, LinkStats};
@@ -57,6 +58,13 @@ pub enum NodeEvent {
         /// The kernel's name.
         name: String,
     },
+    /// Calls of a kernel that were left to the node run elsewhere from now on.
+    Placed {
+        /// The kernel's op-code.
+        op: u64,
+        /// Where, and why: a [`Reason`](remora_service::Reason).
+        why: String,
+    },
     /// One of the node's own calls was refused.
     Refused {
         /// The client at this address asked.
@@ -80,6 +88,7 @@ impl fmt::Display for NodeEvent {
                 write!(f, "{client} deployed kernel {name}, op-code {op:#x}, version {version}")
             }
             Self::Removed { client, name } => write!(f, "{client} removed kernel {name}"),
+            Self::Placed { op, why } => write!(f, "calls of kernel {op:#x} moved to the {why}"),
             Self::Refused { client, what, why } => write!(f, "{client} may not {what}: {why}"),
         }
     }
@@ -116,10 +125,12 @@ pub struct NodeFigures {
     pub nic: Counters,
     /// What each link carried.
     pub links: Vec<(LinkKind, LinkStats)>,
-    /// Calls to the NIC, by op-code. How long they took is known to a turn of the NIC.
+    /// Calls to the NIC, by op-code, those that it gave to the host among them. How long they took is known to a turn of the NIC.
     pub nic_calls: CallStats,
     /// Calls to the host, by op-code, the node's own among them.
     pub host_calls: CallStats,
+    /// Calls that were left to the node: where they ran, how many of them to learn, how often their place changed.
+    pub placed: PlacerCounts,
     /// By address: connections, and bytes that are lent to it.
     pub clients: Vec<(IpAddr, u32, u64)>,
     /// Bytes that may be lent.
@@ -138,6 +149,9 @@ impl NodeFigures {
         LinkStats::add_by_kind(&mut self.links, guard.link_stats());
         for (sum, calls) in [(&mut self.nic_calls, &guard.call_stats()), (&mut self.host_calls, &host.calls)] {
             calls.iter().for_each(|(op, stats)| sum.entry(*op).or_default().add(stats));
+        }
+        if let Some(placer) = guard.placer() {
+            self.placed.add(placer.placer().counts());
         }
         for (address, connections, lent) in &host.clients {
             match self.clients.iter_mut().find(|(other, ..)| other == address) {
@@ -180,6 +194,7 @@ impl NodeFigures {
         ] {
             one(name, "counter", help, value);
         }
+        one("places_changed_total", "counter", "How often the node moved calls of a kind.", self.placed.moves);
         one("memory_limit_bytes", "gauge", "Memory that clients may have, all together.", self.memory_limit);
         one("memory_lent_bytes", "gauge", "Memory that clients have.", self.memory_lent);
         head(&mut out, "cpu_seconds_total", "counter", "Processor time of the process.");
@@ -199,6 +214,16 @@ impl NodeFigures {
             let _ = writeln!(out, "remora_client_memory_bytes{{client=\"{address}\"}} {bytes}");
         }
         let places = || [("nic", &self.nic_calls), ("host", &self.host_calls)];
+        head(
+            &mut out,
+            "calls_placed_total",
+            "counter",
+            "Calls that were left to the node, by the place that it chose.",
+        );
+        for place in [Placement::Nic, Placement::Host] {
+            let calls = self.placed.calls[place as usize];
+            let _ = writeln!(out, "remora_calls_placed_total{{place=\"{place}\"}} {calls}");
+        }
         head(&mut out, "calls_failed_total", "counter", "Calls that failed, by place and op-code.");
         for (place, op, stats) in places().into_iter().flat_map(|(p, calls)| calls.iter().map(move |(o, s)| (p, o, s)))
         {

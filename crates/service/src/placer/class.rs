@@ -52,6 +52,8 @@ pub(super) struct Env {
     pub there: [bool; PLACES],
     pub seed: u64,
     pub counts: PlacerCounts,
+    /// The kind of the calls that moved last.
+    pub moved: Option<CallKind>,
 }
 
 /// A call that is timed.
@@ -509,6 +511,7 @@ impl Class {
         self.off.clear();
         self.reference = self.places[to].trials.median().filter(|cost| cost.is_finite()).unwrap_or(0.0);
         env.counts.moves += 1;
+        env.moved = self.kind;
     }
 
     /// A window of calls at home is over.

@@ -1,6 +1,7 @@
 //! Fabrics of several machines against sums by hand.
 
-use remora_kernel::{Call, Memory, SequencerParams, Status};
+use remora_kernel::{Call, ConsistencyParams, Memory, SequencerParams, Status};
+use remora_service::Placing;
 use remora_store::{Place as Stored, list};
 
 use super::*;
@@ -231,6 +232,66 @@ fn clients_call_kernels_on_many_nodes_and_get_each_ones_answer() {
         came
     };
     assert_eq!(run(), run());
+}
+
+/// Two clients leave their calls to a node, whose host a third keeps busy for a while: both are moved, and back.
+#[test]
+fn a_node_moves_the_calls_of_all_its_clients_when_another_keeps_its_host_busy() {
+    const MS: u64 = 1_000_000_000;
+    let platform = Platform::load("bluefield2").unwrap();
+    let spec = FabricSpec::new(&platform, (3, 1), star(4, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+    let mut fabric = Fabric::new(&spec).unwrap();
+    let connections = [0, 1, 2].map(|client| fabric.connect(client, 3).unwrap());
+    fabric.place_calls(3, Placing::Auto);
+    let (elements, store) = (fabric.alloc(3, 64 * 64).unwrap(), fabric.alloc(3, 64 * 64).unwrap());
+    let place = |region: &Region| Stored { va: region.va(), key: region.key() };
+    let (list, image) = list::build((0..8).map(|n| (n, &[7; 64][..])), 64, place(&elements), place(&store));
+    elements.write(elements.va(), &image.elements).unwrap();
+    store.write(store.va(), &image.values).unwrap();
+    let left = list.traversal_params(7).encode();
+    // No checksum is right there.
+    let wrong = ConsistencyParams { address: store.va(), key: store.key(), len: 4096, max_tries: 64 }.encode();
+    let (mut under_way, mut neighbours, mut at, mut moves) = ([0u32; 2], 0, Vec::new(), Vec::new());
+    for (stretch, busy) in [false, true, false].into_iter().enumerate() {
+        let end = Ps((stretch as u64 + 1) * 10 * MS);
+        let mut half = None;
+        while fabric.now() < end {
+            for client in 0..2 {
+                while under_way[client] < 4 + 8 * client as u32 {
+                    fabric.submit_anywhere(connections[client], op::TRAVERSAL, &left, 0).unwrap();
+                    under_way[client] += 1;
+                }
+            }
+            while busy && neighbours < 64 {
+                fabric.submit(connections[2], Placement::Host, op::CONSISTENCY, &wrong, 0).unwrap();
+                neighbours += 1;
+            }
+            let went_on =
+                fabric.poll(&mut |done| match connections[..2].iter().position(|at| *at == done.connection) {
+                    Some(client) => {
+                        assert_eq!((done.status, done.reply), (Status::Ok, &[7; 64][..]));
+                        under_way[client] -= 1;
+                    }
+                    None => neighbours -= 1,
+                });
+            assert!(went_on.unwrap());
+            let now = fabric.now();
+            let placer = fabric.placer(3).unwrap();
+            moves.extend(placer.poll_move().map(|(_, reason)| (now, reason.to_string())));
+            if half.is_none() && now + Ps(5 * MS) >= end {
+                half = Some(placer.counts());
+            }
+        }
+        let (now, half) = (fabric.placer(3).unwrap().counts(), half.unwrap());
+        let [nic, host] =
+            [Placement::Nic, Placement::Host].map(|place| now.calls[place as usize] - half.calls[place as usize]);
+        at.push(host as f64 / (nic + host) as f64);
+    }
+    let counts = fabric.placer(3).unwrap().counts();
+    let story = format!("{at:?} {counts:?}: {moves:?}");
+    assert!(at[0] > 0.95 && at[1] < 0.05 && at[2] > 0.95, "{story}");
+    assert!(counts.explored < counts.calls.iter().sum::<u64>() * 2 / 100, "{story}");
+    assert!(moves.len() <= 5, "{story}");
 }
 
 #[test]
