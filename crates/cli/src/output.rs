@@ -199,12 +199,13 @@ fn written(path: &Path, bytes: &[u8]) -> io::Result<()> {
         }
         Err(e) => return Err(e),
     };
-    new.write_all(bytes)?;
     if let Some(there) = &there {
         // Whose it was matters to whoever writes as root; nobody else may give files away.
         let _ = chown(new.path(), Some(there.uid()), Some(there.gid()));
         new.as_file().set_permissions(there.permissions())?;
     }
+    // Only now: who may not read the one that was there may not read this one meanwhile.
+    new.write_all(bytes)?;
     // Some disks tell only now that they are full.
     new.as_file().sync_all()?;
     match new.persist(&path) {

@@ -189,7 +189,7 @@ impl ClusterProcesses {
 fn free(dir: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(dir).ok()?;
     // One without a bound says that it has nothing at all.
-    (disk.f_blocks > 0).then_some(disk.f_bavail * disk.f_frsize)
+    (disk.f_blocks > 0).then_some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 impl Drop for ClusterProcesses {
