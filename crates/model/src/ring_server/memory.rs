@@ -25,7 +25,7 @@ pub enum HostMemory {
 #[derive(Clone, Debug)]
 enum Lines {
     Dram(MemoryChannels),
-    Persistent(Nvm),
+    Persistent(Box<Nvm>),
 }
 
 /// The host.
@@ -46,7 +46,7 @@ impl Host {
     pub fn new(platform: &Platform, memory: HostMemory, past_cache: bool, rings: usize) -> Option<Self> {
         let lines = match memory {
             HostMemory::Dram => Lines::Dram(MemoryChannels::new(&(&platform.dram).into())),
-            HostMemory::Persistent => Lines::Persistent(Nvm::new(&platform.nvm.as_ref()?.into())),
+            HostMemory::Persistent => Lines::Persistent(Box::new(Nvm::new(&platform.nvm.as_ref()?.into()))),
         };
         let ways = platform.ring_server.as_ref()?.ddio_ways;
         // The processor's setting is off; packets to volatile memory carry the hint.
@@ -81,7 +81,7 @@ impl Host {
     pub fn land(&mut self, at: Ps, address: u64, bytes: u64) -> Ps {
         match &mut self.lines {
             Lines::Dram(dram) => self.devices.write(at, (address, bytes), self.destination, dram),
-            Lines::Persistent(nvm) => self.devices.write(at, (address, bytes), self.destination, nvm),
+            Lines::Persistent(nvm) => self.devices.write(at, (address, bytes), self.destination, nvm.as_mut()),
         }
     }
 
@@ -110,7 +110,7 @@ impl Host {
     fn memory(&mut self, at: Ps, line: u64, writes: bool) -> Ps {
         let memory: &mut dyn LineMemory = match &mut self.lines {
             Lines::Dram(dram) => dram,
-            Lines::Persistent(nvm) => nvm,
+            Lines::Persistent(nvm) => nvm.as_mut(),
         };
         if writes { memory.write_line(at, line) } else { memory.read_line(at, line) }
     }

@@ -174,10 +174,12 @@ impl Mutation {
         let went_in =
             self.mattering().filter(|m| m.trends.is_empty() && m.rows.is_empty() && !m.went_in.is_empty()).count();
         let caught = self.mattering().filter(|mutant| !mutant.trends.is_empty()).count();
-        let verdict = match (&self.incomplete, self.caught() >= CAUGHT) {
-            (Some(_), _) => "not shown by a part",
-            (None, true) => "met",
-            (None, false) => "MISSED",
+        // The goal is for all kinds together.
+        let whole = Change::ALL.iter().all(|change| self.mutants.iter().any(|mutant| mutant.change == *change));
+        let verdict = match (&self.incomplete, whole, self.caught() >= CAUGHT) {
+            (Some(_), ..) | (None, false, _) => "not shown by a part",
+            (None, true, true) => "met",
+            (None, true, false) => "MISSED",
         };
         let _ = writeln!(
             out,

@@ -23,7 +23,8 @@ pub struct Earlier {
     pub age_s: Option<u64>,
     /// Figures that it and the probes of now have.
     pub figures: usize,
-    /// Those that have moved, the farthest first.
+    /// Those that have moved, the farthest first; those that were or are nothing last: of the differences that they are that says
+    /// little.
     pub moved: Vec<Moved>,
 }
 
@@ -67,7 +68,8 @@ impl Earlier {
                 moved.push(one);
             }
         }
-        moved.sort_by(|a, b| b.factor().total_cmp(&a.factor()));
+        let nothing = |one: &Moved| one.factor().is_infinite();
+        moved.sort_by(|a, b| nothing(a).cmp(&nothing(b)).then(b.factor().total_cmp(&a.factor())));
         let age_s = then.probed.as_deref().and_then(unix_s).map(|probed| now_unix_s.saturating_sub(probed));
         Self { file: file.into(), title: then.title.clone(), probed: then.probed.clone(), age_s, figures, moved }
     }
@@ -105,18 +107,23 @@ mod tests {
 
     #[test]
     fn figures_that_moved_are_told_the_farthest_first() {
-        let now = machine_with(&[("host.dram.latency", 202.0), ("system.wake", 25.0), ("system.syscall", 105.0)]);
+        let now =
+            [("host.dram.latency", 202.0), ("system.wake", 25.0), ("system.syscall", 105.0), ("system.file_sync", 0.0)];
+        let now = machine_with(&now);
         let then = Platform { title: "mine".into(), ..then() };
         let earlier = Earlier::new("here.toml", &then, &[&now], 1_795_262_400 + 7 * 86_400);
         let moved: Vec<_> = earlier.moved.iter().map(|one| (one.path.as_str(), one.then, one.now)).collect();
-        assert_eq!(moved, [("system.wake", 100.0, 25.0), ("host.dram.latency", 101.0, 202.0)]);
+        assert_eq!(
+            moved,
+            [("system.wake", 100.0, 25.0), ("host.dram.latency", 101.0, 202.0), ("system.file_sync", 100.0, 0.0)]
+        );
         assert_eq!((earlier.age_s, earlier.figures), (Some(604_800), then.params.iter().count()));
         let text = earlier.text("mine");
         assert!(
             text.starts_with("Predicted from here.toml, probed 2026-11-21 12:00 UTC, 7 days ago. Against"),
             "{text}"
         );
-        assert!(text.contains("system.wake from 100 to 25.0 ns, host.dram.latency from 101 to 202 ns."), "{text}");
+        assert!(text.contains("system.wake from 100 to 25.0 ns, host.dram.latency from 101 to 202 ns, "), "{text}");
         assert!(earlier.text("yours").contains("another machine or system: mine; this one is yours."));
     }
 
