@@ -195,6 +195,13 @@ fn nodes_that_stand_still_at_any_instant_answer_nothing_old() {
         assert!(figures["read_late"].as_u64() > Some(0) && figures["violations"] == 0, "{figures}");
         assert!(figures["left_out"].as_u64() > Some(0), "the others went on: {figures}");
     }
+    // A chain's, in turn: each of them, the head too.
+    let args = ["cluster", "pauses", "--chain", "16M", "--pauses", "6", "--json", "pauses.json", "--seed", "3"];
+    let (ok, told, said) = remora(directory.path(), &args);
+    assert!(ok && told.contains("strictly serializable"), "{told}{said}");
+    let figures = std::fs::read_to_string(directory.path().join("pauses.json")).expect("figures");
+    let figures: Value = serde_json::from_str(&figures).expect("JSON");
+    assert!(figures["one_sided_reads"].as_u64() > Some(10) && figures["violations"] == 0, "{figures}");
 }
 
 /// What a script says in a file system of so many MB; `$remora` is the command, `$log` a file elsewhere. None where there can
