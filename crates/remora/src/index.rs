@@ -149,11 +149,11 @@ impl Index {
     }
 
     /// Keeps the border where this client's look-ups and writes are answered soonest from now on, as long as each runs where its
-    /// part is; if other clients keep the host or the NIC busy, or other keys are asked for, the border follows. Calls are timed,
-    /// and after one in sixteen at most a few leaves change over, until the border is where it is to be: that call takes as much
-    /// longer. Where what calls take differs from moment to moment, as on a machine with more to do than cores, it wanders. One
-    /// client of an index does this; scans are not timed. While all calls [run at one place](Self::run_at) it has no effect: what
-    /// they take says nothing of a border.
+    /// part is: it moves away from the part at which calls take longer, as far as they do, but for 1 % of them. If other clients
+    /// keep the host or the NIC busy, or other keys are asked for, the border follows. Calls are timed, and after one in sixteen
+    /// at most a few leaves change over, until the border is where it is to be: that call takes as much longer. One client of an
+    /// index does this; scans are not timed. While all calls [run at one place](Self::run_at) it has no effect: what they take
+    /// says nothing of a border.
     ///
     /// ```
     /// # use remora::{Client, Node};

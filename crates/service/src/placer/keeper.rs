@@ -1,18 +1,24 @@
 //! Keeps the border of an index in two parts where a client's calls are answered soonest, by the calls that it makes anyway.
 //!
-//! It hears of each call's key, and of how long the call took. Some thousand of them make a figure, by which the
-//! [climber](BorderClimber) says what part of the calls should go below the border; the keys of the last ones say which key
-//! that is. So the border follows, too, when other keys are asked for. It moves a step at a time, between calls.
+//! It hears of each call's key, and of how long the call took. What calls take at either part, side by side, says which way
+//! the border should go: whatever holds up the machine meanwhile holds up calls at both. The border goes on while one part is
+//! slower in each third of some thousand calls, in steps that become smaller when it turns; a few calls stay at either part,
+//! so that it shows when that has changed. The keys of the last calls say which key a part of the calls is, so that the border
+//! follows, too, when other keys are asked for. It moves a step at a time, between calls.
 
-use super::BorderClimber;
-
-/// Calls of a slice, and how long they take at least: shorter ones tell of the scheduler.
-const SLICE: u32 = 256;
-const SLICE_TIME: u64 = 1_000_000;
-/// Slices of a figure, of which the one in the middle counts: what holds up the machine meanwhile does not.
-const SLICES: usize = 9;
-/// A call counts as so many times what a call took before at most, for the same reason.
-const MOST: u64 = 8;
+/// Calls of a figure, and how long they take at least: shorter ones tell of the scheduler.
+const FIGURE: u32 = 2304;
+const FIGURE_TIME: u64 = 9_000_000;
+/// A figure is of so many stretches, one after the other, which must agree.
+const STRETCHES: usize = 3;
+/// Calls at a part in a stretch, at least, that tell anything of it.
+const LEAST: usize = 4;
+/// A part is slower if calls take so many times as long.
+const SLOWER: f64 = 1.1;
+/// Percent of the calls that stay at either part.
+const STAY: u8 = 1;
+/// The smallest and the largest step, in percent of the calls.
+const STEP: [u8; 2] = [1, 16];
 /// Keys of the last calls that are kept.
 const KEYS: usize = 1024;
 /// Percent of the calls by which what goes below the border may be off: keys vary by chance.
@@ -23,16 +29,18 @@ const STEP_EVERY: u32 = 16;
 /// See the [module](self).
 #[derive(Clone, Debug, Default)]
 pub struct BorderKeeper {
-    climber: Option<BorderClimber>,
+    /// Percent of the calls that are to go below the border, once that is known.
+    share: Option<u8>,
+    /// The last step that it went, and whether up.
+    last: Option<(u8, bool)>,
     /// Of the last calls; the oldest is at `oldest` once there are enough.
     keys: Vec<u64>,
     oldest: usize,
-    /// Calls of this slice, or since the last step, and how long they took.
+    /// Calls of this figure, or since the last step, and how long they took.
     calls: u32,
     ns: u64,
-    /// What a call took in each slice of this figure, and in the last one.
-    slices: Vec<u64>,
-    usual: Option<u64>,
+    /// What calls took in each stretch of this figure, below the border and above.
+    took: [[Vec<u64>; 2]; STRETCHES],
     /// Where the border is on its way to.
     target: Option<u64>,
 }
@@ -54,44 +62,69 @@ impl BorderKeeper {
             self.calls %= STEP_EVERY;
             return self.target.filter(|_| due);
         }
-        self.ns += self.usual.map_or(ns, |usual| ns.min(MOST * usual));
-        if self.calls >= SLICE && self.ns >= SLICE_TIME {
-            self.slices.push(self.ns / u64::from(self.calls));
-            (self.calls, self.ns) = (0, 0);
-            if self.slices.len() == SLICES {
-                self.decide(border);
-            }
+        self.ns += ns;
+        let stretch = (self.calls as usize - 1) * STRETCHES / FIGURE as usize;
+        self.took[stretch.min(STRETCHES - 1)][usize::from(key >= border)].push(ns);
+        if self.calls >= FIGURE && (self.ns >= FIGURE_TIME || self.calls >= 8 * FIGURE) {
+            self.decide(border);
+            self.begin();
         }
         None
     }
 
     /// The border is where it is to be, or can move no further for now: a new figure begins.
     pub fn stay(&mut self) {
-        (self.target, self.calls, self.ns) = (None, 0, 0);
-        self.slices.clear();
+        self.target = None;
+        self.begin();
+    }
+
+    fn begin(&mut self) {
+        (self.calls, self.ns) = (0, 0);
+        self.took.iter_mut().flatten().for_each(Vec::clear);
     }
 
     fn decide(&mut self, border: u64) {
-        self.slices.sort_unstable();
-        let usual = self.slices[SLICES / 2].max(1);
-        self.usual = Some(usual);
-        self.slices.clear();
         let mut keys = self.keys.clone();
         keys.sort_unstable();
         let below = (100 * keys.partition_point(|key| *key < border) / keys.len()) as u8;
-        let at = |share: u8| match share {
-            0 => 0,
-            share => keys.get(keys.len() * usize::from(share) / 100).copied().unwrap_or(u64::MAX),
-        };
-        let climber = self.climber.get_or_insert_with(|| BorderClimber::new(below));
-        let share = climber.share();
-        // Where other keys are asked for than before, the figure is of no share that the climber knows.
-        let is_off = share.abs_diff(below) > OFF && at(share) != border;
-        let wanted = if is_off { share } else { climber.measured(1e9 / usual as f64) };
-        if is_off || wanted != share {
-            self.target = Some(at(wanted)).filter(|target| *target != border);
-        }
+        let at = |share: u8| keys.get(keys.len() * usize::from(share) / 100).copied().unwrap_or(u64::MAX);
+        let share = self.share.unwrap_or(below).clamp(STAY, 100 - STAY);
+        // Where other keys are asked for than before, it goes where the same part of them is below.
+        let one_part = self.took.iter().flatten().any(|took| took.len() < LEAST);
+        let is_off = share.abs_diff(below) > OFF || one_part;
+        let wanted = if is_off && at(share) != border { share } else { self.step_from(share) };
+        self.share = Some(wanted);
+        self.target = Some(at(wanted)).filter(|target| *target != border && (is_off || wanted != share));
     }
+
+    /// The share after a step away from the part that is slower, if one is.
+    fn step_from(&mut self, share: u8) -> u8 {
+        let mut ratios = [0.0; STRETCHES];
+        for (ratio, took) in ratios.iter_mut().zip(&mut self.took) {
+            let [below, above] = took.each_mut().map(|took| usual(took));
+            *ratio = below / above;
+        }
+        let up = ratios.iter().all(|ratio| *ratio < 1.0 / SLOWER);
+        if !up && !ratios.iter().all(|ratio| *ratio > SLOWER) {
+            return share;
+        }
+        let step = match self.last {
+            Some((step, before)) if before == up => (2 * step).min(STEP[1]),
+            Some((step, _)) => (step / 2).max(STEP[0]),
+            None => STEP[1],
+        };
+        self.last = Some((step, up));
+        let wanted = if up { share + step } else { share.saturating_sub(step) };
+        wanted.clamp(STAY, 100 - STAY)
+    }
+}
+
+/// What a call usually takes: the mean but for the longest in sixteen, which tell of what holds up the machine. Not a number
+/// without calls.
+fn usual(took: &mut [u64]) -> f64 {
+    took.sort_unstable();
+    let kept = &took[..took.len() - took.len() / 16];
+    kept.iter().sum::<u64>() as f64 / kept.len() as f64
 }
 
 #[cfg(test)]
@@ -192,6 +225,6 @@ mod tests {
                 keeper.stay();
             }
         }
-        assert!(asked > 0 && asked <= 100_000 / (SLICE * SLICES as u32), "{asked}");
+        assert!(asked > 0 && asked <= 100_000 / FIGURE, "{asked}");
     }
 }
