@@ -71,7 +71,7 @@ const CASES: &[Case] = &[
     (
         &["bench", "chain", "--peers", "none", "--records", "100", "--clients", "1", "--seconds", "0.2"],
         ": 0,1, 1 at once",
-        "of 12 rows",
+        "of 18 rows",
     ),
     (
         &["bench", "minos", "--peers", "none", "--models", "synch,event", "--deployments", "host", "--clients", "1"],
