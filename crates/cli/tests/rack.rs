@@ -6,14 +6,10 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 use remora_testing::{Namespaces, Running, eventually, skip};
 
 const REMORA: &str = env!("CARGO_BIN_EXE_remora");
-
-/// Programs that want many connections at once take each other's buffers, and go by the kernel then.
-static POOL: Mutex<()> = Mutex::new(());
 
 /// Whether the tests can run; says why not.
 fn ready(program: &str, package: &str) -> bool {
@@ -47,7 +43,6 @@ fn connections_are_what_they_were() {
     if !ready("python3", "python3") {
         return;
     }
-    let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/rack.py");
     for (after, seed) in [("1", "1"), ("5", "2")] {
         println!("rack.py all {seed}, after {after} calls");
@@ -78,12 +73,10 @@ fn connections_are_what_they_were() {
 
 /// What programs do amid calls on connections, over the kernel's TCP and in a rack: each part ends as it does there.
 #[test]
-#[ignore = "wants the machine for itself, as it counts turns and waits: run with --ignored"]
 fn what_comes_amid_calls_does_no_harm() {
     if !ready("cc", "gcc") {
         return;
     }
-    let _pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().expect("a directory");
     let (source, program) =
         (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/hostile.c"), dir.path().join("hostile"));
