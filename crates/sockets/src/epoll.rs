@@ -782,7 +782,7 @@ fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> Option<(u32
 /// The kernel's wait; nanoseconds, or none for ever.
 fn kernel_wait(epfd: c_int, out: &mut [epoll_event], time: Option<u64>, mask: *const libc::sigset_t) -> c_int {
     const MILLISECOND: u64 = 1_000_000;
-    // Before Linux 5.11 there is no other, and sandboxes know of no other.
+    // Before Linux 5.11 there is no other.
     let coarse = |out: &mut [epoll_event]| {
         let time = time.map_or(-1, |time| time.div_ceil(MILLISECOND).min(1 << 30) as c_int);
         sys::call!(SYS_epoll_pwait, epfd, out.as_mut_ptr(), out.len(), time, mask, 8usize) as isize
@@ -795,7 +795,7 @@ fn kernel_wait(epfd: c_int, out: &mut [epoll_event], time: Option<u64>, mask: *c
             let fine = libc::timespec { tv_sec: (time / 1_000_000_000) as i64, tv_nsec: (time % 1_000_000_000) as i64 };
             let done =
                 sys::call!(SYS_epoll_pwait2, epfd, out.as_mut_ptr(), out.len(), &raw const fine, mask, 8usize) as isize;
-            if matches!(-done as c_int, libc::ENOSYS | libc::EPERM) { coarse(out) } else { done }
+            if done == -(libc::ENOSYS as isize) { coarse(out) } else { done }
         }
     };
     match time {
