@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remora_memory::Buffer;
 use remora_rack::frame::{LONGEST, Reply, Request, name};
@@ -23,10 +23,8 @@ use rustix::process::Uid;
 use crate::link::unix_socket;
 use crate::sys::Sleeper;
 
-/// Messages taken from a process before the next has its turn, and connections before those that are there have theirs.
+/// Messages taken from a process before the next has its turn.
 const BATCH: usize = 64;
-/// How long nobody is let in once there is no descriptor left for one.
-const FULL: Duration = Duration::from_millis(100);
 
 /// How large a rack is.
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +62,6 @@ pub struct RackDaemon {
     next: u32,
     met: u64,
     sleeper: Sleeper,
-    /// Nobody is let in before.
-    full_until: Option<Instant>,
 }
 
 impl RackDaemon {
@@ -83,17 +79,7 @@ impl RackDaemon {
         let meeting = MeetingConfig { sections, buffer_bytes: LINK_BYTES as u64, waiting: 1 << 16 };
         let meeting = Meeting::new(meeting).map_err(io::Error::other)?;
         let (processes, sections) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self {
-            listener,
-            user,
-            meeting,
-            processes,
-            sections,
-            next: 1,
-            met: 0,
-            sleeper: Sleeper::new(),
-            full_until: None,
-        })
+        Ok(Self { listener, user, meeting, processes, sections, next: 1, met: 0, sleeper: Sleeper::new() })
     }
 
     /// Whether a daemon of this user listens here.
@@ -122,25 +108,18 @@ impl RackDaemon {
         self.processes.is_empty()
     }
 
-    /// Does what there is to do, after sleeping until there is something or `timeout` has passed. While there are no descriptors
-    /// left nobody is let in, and those who are here are served.
+    /// Does what there is to do, after sleeping until there is something or `timeout` has passed.
     ///
     /// # Errors
     ///
-    /// What the kernel says of the daemon's own socket.
+    /// What the kernel says when it has no descriptors left.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let sockets = self.processes.values().map(|process| process.socket.as_raw_fd());
-        let now = Instant::now();
-        self.full_until = self.full_until.filter(|until| *until > now);
-        // Who waits there would wake it for nothing.
-        let listener = self.full_until.is_none().then(|| self.listener.as_raw_fd());
-        self.sleeper.add(|fds| fds.extend(sockets.chain(listener)));
-        let full = self.full_until.map(|until| until - now);
-        self.sleeper.sleep([timeout, full].into_iter().flatten().min());
+        let listener = self.listener.as_raw_fd();
+        self.sleeper.add(|fds| fds.extend(sockets.chain([listener])));
+        self.sleeper.sleep(timeout);
         self.sleeper.clear();
-        if self.full_until.is_none() {
-            self.accept()?;
-        }
+        self.accept()?;
         let nodes: Vec<NodeId> = self.processes.keys().copied().collect();
         for node in nodes {
             if !self.serve(node) {
@@ -153,39 +132,18 @@ impl RackDaemon {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        for _ in 0..BATCH {
+        loop {
             match net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
-                    if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == self.user) {
+                    if sockopt::socket_peercred(&socket)?.uid == self.user {
                         self.processes.insert(NodeId(self.next), Process { socket, known: false });
                         self.next = self.next.wrapping_add(1);
                     }
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    if !self.make_room() {
-                        self.full_until = Some(Instant::now() + FULL);
-                        return Ok(());
-                    }
-                }
                 Err(e) => return Err(e.into()),
             }
         }
-        Ok(())
-    }
-
-    /// Lets the first one go that has never said a word, and has been here for nothing. False if there is none.
-    fn make_room(&mut self) -> bool {
-        let silent: Vec<NodeId> =
-            self.processes.iter().filter(|(_, process)| !process.known).map(|(node, _)| *node).collect();
-        // What one has just said may not have been heard yet.
-        let found = silent.into_iter().find(|node| !self.serve(*node) || !self.processes[node].known);
-        if let Some(node) = found {
-            self.processes.remove(&node);
-            let freed = self.meeting.node_died(node);
-            self.let_go(&freed);
-        }
-        found.is_some()
     }
 
     /// Hears a process. False if it is gone, or says what nobody says.
@@ -227,13 +185,7 @@ impl RackDaemon {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             return starts.iter().all(|start| rustix::fs::fallocate(file, flags, *start, WORDS_BYTES as u64).is_ok());
         }
-        let file = loop {
-            match Buffer::shared(SECTION_BYTES as usize) {
-                Ok((_, file)) => break file,
-                Err(_) if self.make_room() => {}
-                Err(_) => return false,
-            }
-        };
+        let Ok((_, file)) = Buffer::shared(SECTION_BYTES as usize) else { return false };
         self.sections.insert(section, file);
         true
     }

@@ -112,30 +112,6 @@ def check_streams():
     ended(pid)
 
 
-def check_crowd():
-    """Strangers fill the daemon's door and say nothing: who is in the rack is served, and nobody works for them."""
-    a, b = busy_pair()
-    crowd = []
-    for _ in range(200 if RACK else 0):
-        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        s.setblocking(False)
-        try:
-            s.connect(f"\0remora/rack/{os.geteuid()}")
-        except BlockingIOError:
-            pass
-        crowd.append(s)
-    for _ in range(5):
-        busy_pair()
-    warm(a, b)
-    if "REMORA_TEST_DAEMON" in os.environ:
-        work = lambda: sum(map(int, open(f"/proc/{os.environ['REMORA_TEST_DAEMON']}/stat").read().rsplit(")")[1].split()[11:13]))
-        before = work()
-        time.sleep(1)
-        assert work() - before < 10, "it works for nobody"
-    [s.close() for s in crowd]
-    eventually(lambda: busy_pair())
-
-
 def check_epoll():
     """Non-blocking ends in one loop, level- and edge-triggered, one-shot."""
     for extra in (0, select.EPOLLET, select.EPOLLONESHOT):
