@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use remora_memory::Buffer;
 use remora_rack::frame::{LONGEST, Reply, Request};
@@ -19,23 +19,57 @@ use rustix::net::{
 };
 
 use crate::link::{LINK_BYTES, Link};
-use crate::own::Own;
 use crate::socket::{self, Socket, state};
 use crate::spin::Spin;
 use crate::{stream, sys};
 
+/// Descriptors of our own are above this, out of the way of programs that count theirs.
+const HIGH: c_int = 900;
 /// So long after a failure nobody tries again, nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
 
-/// A connection to what this user has listening under a name, in this network namespace.
-pub fn connect_to(name: &str) -> Option<Own> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = Own::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?);
-    net::connect(&socket, &net::SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?).ok()?;
-    // Anybody may listen under a name.
-    let ours = sockopt::socket_peercred(&socket).ok()?.uid == rustix::process::geteuid();
-    ours.then_some(socket)
+/// A descriptor of this library's, which it closes past itself.
+pub struct Own(c_int);
+
+impl Own {
+    fn new(fd: OwnedFd) -> Self {
+        Self(fd.into_raw_fd())
+    }
+
+    /// A connection to what this user has listening under a name, in this network namespace.
+    pub fn connect(name: &str) -> Option<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = Self::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?);
+        net::connect(&socket, &net::SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?).ok()?;
+        // Anybody may listen under a name.
+        let ours = sockopt::socket_peercred(&socket).ok()?.uid == rustix::process::geteuid();
+        ours.then_some(socket)
+    }
+
+    /// The same out of the way.
+    fn high(self) -> Self {
+        match sys::call!(SYS_fcntl, self.0, libc::F_DUPFD_CLOEXEC, HIGH) {
+            fd @ 0.. => Self(fd as c_int),
+            _ => self,
+        }
+    }
 }
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        sys::call!(SYS_close, self.0);
+    }
+}
+
+impl AsFd for Own {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as this lives.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
+/// The descriptor of the socket to the daemon, or -1.
+static OWN: AtomicI32 = AtomicI32::new(-1);
 
 struct Daemon {
     socket: Option<Own>,
@@ -161,33 +195,26 @@ impl Daemon {
             // It hears of this process's end.
             return false;
         }
-        self.look_after();
         if self.socket.is_none() {
             let now = sys::now();
             if now < self.not_before {
                 return false;
             }
             self.socket = connect();
+            OWN.store(self.socket.as_ref().map_or(-1, |socket| socket.0), Ordering::Relaxed);
             self.not_before = now + PAUSE;
         }
         let Some(socket) = &self.socket else { return false };
         let bytes = request.emit();
         let sent = net::send(socket, bytes.as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         if !matches!(sent, Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) {
+            OWN.store(-1, Ordering::Relaxed);
             self.socket = None;
         }
         sent.is_ok()
     }
 
-    /// The program may have closed the socket, and have something else by its number.
-    fn look_after(&mut self) {
-        if self.socket.as_ref().is_some_and(|socket| !socket.is_ours()) {
-            self.socket = None;
-        }
-    }
-
     fn hear(&mut self) -> Option<(Reply, Option<OwnedFd>)> {
-        self.look_after();
         let socket = self.socket.as_ref()?;
         let mut bytes = [0; LONGEST];
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -204,6 +231,7 @@ impl Daemon {
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
             _ => {
+                OWN.store(-1, Ordering::Relaxed);
                 self.socket = None;
                 None
             }
@@ -213,10 +241,15 @@ impl Daemon {
 
 /// A connection to the daemon of this user, in this network namespace.
 fn connect() -> Option<Own> {
-    let socket = connect_to(&remora_rack::frame::name(rustix::process::geteuid().as_raw()))?.high();
+    let socket = Own::connect(&remora_rack::frame::name(rustix::process::geteuid().as_raw()))?.high();
     let hello = Request::Hello { process: sys::process_id() }.emit();
     net::send(socket.as_fd(), hello.as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
     Some(socket)
+}
+
+/// Whether a descriptor is this library's own, which programs know nothing of.
+pub fn is_own(fd: c_int) -> bool {
+    fd >= 0 && fd == OWN.load(Ordering::Relaxed)
 }
 
 /// The addresses of a connection's two ends: this one's first.
@@ -251,6 +284,7 @@ pub fn forked() {
     release();
     GIVEN.lock().clear();
     let mut daemon = DAEMON.lock();
+    OWN.store(-1, Ordering::Relaxed);
     daemon.socket = None;
     daemon.waiting = None;
     daemon.not_before = 0;

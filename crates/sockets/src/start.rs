@@ -5,14 +5,10 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::heap::Heap;
 use crate::link::Word;
 use crate::socket::{self, Socket, state};
 use crate::spin::Spin;
-use crate::{epoll, own, rack, signals, sys};
-
-#[cfg_attr(not(test), global_allocator)]
-static HEAP: Heap = Heap::new();
+use crate::{epoll, rack, sys};
 
 /// This process, but not a child that only borrows its memory until it becomes another program.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -33,7 +29,6 @@ static SHARED: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    let _section = signals::Section::enter();
     PROCESS.store(sys::process_id(), Ordering::Relaxed);
     // SAFETY: memory of our own, shared with children.
     let page = unsafe {
@@ -115,70 +110,40 @@ pub fn unshare(socket: &Socket) {
 /// meanwhile. One thread forks at a time.
 static HELD: Spin<Vec<&'static Socket>> = Spin::new(Vec::new());
 
-/// Before a fork.
-pub extern "C" fn prepare() {
-    signals::begin();
+extern "C" fn prepare() {
     socket::hold();
     rack::hold();
     // Several descriptors may lead to one.
     let mut seen = HashSet::new();
     let held: Vec<_> = socket::all_raw().filter(|socket| seen.insert(std::ptr::from_ref(*socket).addr())).collect();
-    drop(seen);
     for socket in &held {
-        socket.hold();
+        socket.key.hold();
+        socket.settling.hold();
+        socket.watched.hold();
         share(socket);
     }
     *HELD.lock() = held;
-    #[cfg(not(test))]
-    crate::handover::hold();
-    signals::hold();
     epoll::hold();
-    own::hold();
-    // Last: what stands above takes some.
-    HEAP.hold();
 }
 
-/// After it, in the parent.
-pub extern "C" fn parent() {
-    let held = unlock();
+extern "C" fn parent() {
+    unlock();
     rack::release();
-    share_waits(&held);
-    signals::end();
 }
 
-/// After it, in the child.
-pub extern "C" fn child() {
+extern "C" fn child() {
     sys::forked();
     PROCESS.store(sys::process_id(), Ordering::Relaxed);
-    let held = unlock();
-    epoll::forked();
+    unlock();
     rack::forked();
-    let own = sys::process();
-    for socket in &held {
-        socket.forked();
-        if let Some(link) = socket.link() {
-            link.join(own);
-        }
-    }
-    share_waits(&held);
-    signals::end();
 }
 
-/// Who waits for sockets with rings looks at them again: two processes have them now.
-fn share_waits(held: &[&'static Socket]) {
-    held.iter().filter(|socket| socket.link().is_some()).for_each(|socket| epoll::heat(socket));
-}
-
-/// Whoever was held goes on.
-fn unlock() -> Vec<&'static Socket> {
-    HEAP.release();
-    own::release();
+fn unlock() {
     epoll::release();
-    signals::release();
-    #[cfg(not(test))]
-    crate::handover::release();
-    let held = std::mem::take(&mut *HELD.lock());
-    held.iter().for_each(|socket| socket.release());
+    for socket in std::mem::take(&mut *HELD.lock()) {
+        socket.watched.release();
+        socket.settling.release();
+        socket.key.release();
+    }
     socket::release();
-    held
 }
