@@ -3,10 +3,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use remora_nic::cm::{CmEvent, ConnId, service_id};
-use remora_nic::{ConnectAttr, Event, Qpn, Time};
-use remora_real::link::Layers;
-use remora_real::{Device, Error, LinkKind, Seat, Sleeper, at_free_loopback, entropy};
+use remora_nic::cm::{CmEvent, ConnId};
+use remora_nic::{Event, Qpn, Time};
+use remora_real::{Device, Error, LinkKind, Seat, Sleeper, entropy};
 use remora_replica::bounds::Bounds;
 use remora_replica::chain::{ChainExchange, ChainOutcome, ChainReply, Transaction};
 use remora_replica::client::{ClientConfig, Ended, Exchange, Order, ServiceClient, StoreExchange, Ticket};
@@ -17,9 +16,10 @@ use remora_replica::status::NodeStatus;
 use remora_replica::stream::{Arrival, Sizes, Streams};
 use remora_replica::types::{Key, ScopeId, Value};
 
-use super::hello::{self, ClientHello, Guard, Words};
+use super::caller::{Caller, Refusal, call, device, is_there, refusal};
+use super::hello::{ClientHello, Guard, Words};
+use super::streams;
 use super::wire::{CLIENT_PORT, Secret};
-use super::{link_at, streams};
 
 /// How often (ns) it is looked whether the node's process is there.
 const LOOK: Time = 1_000_000;
@@ -100,8 +100,8 @@ pub struct ConnectedClient<X: Spoken> {
     connection: Option<Connection>,
     looked: Time,
     status: Option<NodeStatus>,
-    /// What the last node said that refused a call, and its reason's number.
-    refused: Option<(String, u16)>,
+    /// What the last node said that refused a call.
+    refused: Option<Refusal>,
     sleeper: Sleeper,
 }
 
@@ -116,9 +116,6 @@ struct Connection {
 impl<X: Spoken> ConnectedClient<X> {
     /// Connects to a node of the cluster.
     pub fn connect(config: ClusterClientConfig) -> Result<Self, Error> {
-        if config.nodes.is_empty() {
-            return Err(Error::Argument("a cluster has at least one node".into()));
-        }
         let device = device(&config)?;
         let sizes = Sizes { receives: 256, sends: 256, favoured: 0, frame: Bounds::SHIPPED.client_frame };
         let streams = streams(device.lock().nic(), sizes)?;
@@ -131,21 +128,9 @@ impl<X: Spoken> ConnectedClient<X> {
             ..ClientConfig::new(config.nodes.len(), u64::from_le_bytes(name) << 20)
         });
         let (connection, status, sleeper) = (None, None, Sleeper::new());
-        let mut client =
-            Self { device, streams, config, requests, connection, looked: 0, status, refused: None, sleeper };
-        let end = Instant::now() + client.config.timeout;
-        while !client.is_connected() {
-            if Instant::now() > end {
-                let address = client.config.nodes[client.node()];
-                return Err(match client.refused.take() {
-                    Some((why, reason)) => Error::Refused { address, why, reason },
-                    None => Error::Unreachable(address),
-                });
-            }
-            client.poll(&mut |_| {});
-            client.wait(Duration::from_millis(1));
-        }
-        Ok(client)
+        let timeout = config.timeout;
+        let client = Self { device, streams, config, requests, connection, looked: 0, status, refused: None, sleeper };
+        client.up_within(timeout)
     }
 
     /// The number of the node that it talks to, or calls.
@@ -170,10 +155,7 @@ impl<X: Spoken> ConnectedClient<X> {
 
     /// Sends, takes answers, keeps the connection. `done` gets each request that has ended. Returns how many have.
     pub fn poll(&mut self, done: &mut dyn FnMut(Ended<X::Outcome>)) -> usize {
-        if self.drive() == 0 {
-            // There may be fewer cores than pollers: a node that shares this one has what is waited for.
-            std::thread::yield_now();
-        }
+        self.drive_or_yield();
         self.take_ended(done)
     }
 
@@ -198,18 +180,6 @@ impl<X: Spoken> ConnectedClient<X> {
             std::thread::yield_now();
         }
         ended
-    }
-
-    /// Returns how much there was to do.
-    fn drive(&mut self) -> usize {
-        let device = self.device.clone();
-        let mut guard = device.lock();
-        let mut work = guard.progress();
-        work += self.turn(&mut guard.seat());
-        if work > 0 {
-            guard.transmit();
-        }
-        work
     }
 
     /// Sleeps until an answer comes, or something else to be polled for, but no longer than `timeout`.
@@ -238,18 +208,11 @@ impl<X: Spoken> ConnectedClient<X> {
     /// One request from start to end. Nothing else may be under way.
     pub fn finish(&mut self, wish: X::Wish) -> X::Outcome {
         let ticket = self.start(wish);
-        let mut outcome = None;
-        let mut idle = 0;
-        loop {
-            self.poll(&mut |done| outcome = (done.ticket == ticket).then_some(done.outcome));
-            if let Some(outcome) = outcome {
-                return outcome;
-            }
-            idle += 1;
-            if idle > 20 {
-                self.wait(Duration::from_millis(10));
-            }
-        }
+        self.finish_by(|this| {
+            let mut outcome = None;
+            this.poll(&mut |done| outcome = (done.ticket == ticket).then_some(done.outcome));
+            outcome
+        })
     }
 
     /// How the node is that it talks to.
@@ -270,39 +233,7 @@ impl<X: Spoken> ConnectedClient<X> {
             }
             self.wait(Duration::from_millis(1));
         }
-        Err(Error::Unreachable(self.config.nodes[self.node()]))
-    }
-
-    fn turn(&mut self, seat: &mut Seat<'_>) -> usize {
-        let mut work = 0;
-        for event in std::mem::take(seat.events) {
-            work += 1;
-            self.event(seat, event);
-        }
-        while let Some(arrival) = self.streams.poll(seat.nic, seat.now.time()) {
-            work += 1;
-            match arrival {
-                Arrival::Bytes(qpn) => self.bytes(seat, qpn),
-                Arrival::Broken(qpn) => self.lost(seat, qpn),
-            }
-        }
-        if seat.now.time().saturating_sub(self.looked) > LOOK {
-            self.looked = seat.now.time();
-            self.look(seat);
-        }
-        self.requests.handle_timeout(seat.now.time());
-        while let Some(order) = self.requests.poll_order(seat.now.time()) {
-            match order {
-                Order::HangUp => self.hang_up(seat),
-                Order::Call(node) => self.call_node(seat, node),
-            }
-        }
-        if let Some(Connection { qpn, .. }) = self.connection {
-            while let Some(request) = self.requests.poll_transmit() {
-                self.streams.frame(qpn, |out| encode_request(request, out));
-            }
-        }
-        work + self.streams.flush(seat.nic, seat.now.time())
+        Err(Error::Unreachable(self.address()))
     }
 
     fn event(&mut self, seat: &mut Seat<'_>, event: Event) {
@@ -312,8 +243,7 @@ impl<X: Spoken> ConnectedClient<X> {
                 self.established(seat, &private_data);
             }
             Event::Cm(CmEvent::Rejected { conn: c, reason, private_data }) if c == conn => {
-                let why = String::from_utf8_lossy(&private_data);
-                self.refused = Some((why.trim_end_matches('\0').to_string(), reason));
+                self.refused = Some(refusal(reason, &private_data));
                 self.lost(seat, qpn);
             }
             Event::Cm(CmEvent::Unreachable { conn: c } | CmEvent::Disconnected { conn: c }) if c == conn => {
@@ -421,38 +351,58 @@ impl<X: Spoken> ConnectedClient<X> {
     }
 }
 
-/// A device for a client.
-pub(super) fn device(config: &ClusterClientConfig) -> Result<Device, Error> {
-    let (local, link) = match config.local {
-        Some(local) => (local, link_at(local, config.link, &Layers::default())?),
-        None => at_free_loopback(|local| Ok((local, link_at(local, config.link, &Layers::default())?)))?,
-    };
-    Device::new(local, vec![link], None)
-}
+impl<X: Spoken> Caller for ConnectedClient<X> {
+    fn device(&self) -> &Device {
+        &self.device
+    }
 
-/// Whether a node may be at this address, as far as the link can tell.
-pub(super) fn is_there(seat: &mut Seat<'_>, node: IpAddr) -> bool {
-    seat.links.first_mut().is_some_and(|link| link.reach(node).unwrap_or(false))
-}
+    fn address(&self) -> IpAddr {
+        self.config.nodes[self.node()]
+    }
 
-/// Calls a node at one of its ports as a client that says this of itself, with a queue pair in INIT.
-pub(super) fn call(
-    seat: &mut Seat<'_>,
-    qpn: Qpn,
-    (node, port): (IpAddr, u16),
-    said: &ClientHello,
-    secret: Option<&Secret>,
-) -> Option<ConnId> {
-    // A node that acknowledges nothing for some 0.1 s is gone.
-    let path_mtu = seat.links.first()?.max_mtu() as u32;
-    // Answers for which this client has no room are not to keep the node busy: it tries again after 0.64 ms.
-    let attr = ConnectAttr { path_mtu, min_rnr_timer: 12, ack_timeout: 12, ..ConnectAttr::default() };
-    let route = remora_nic::Route { local: seat.local, remote: node, link: 0 };
-    let call = match secret {
-        Some(secret) => hello::mark(secret, &said.encode(), node),
-        None => said.encode().to_vec(),
-    };
-    seat.nic.connect(seat.now.time(), qpn, route, service_id(port), attr, &call).ok()
+    fn is_up(&self) -> bool {
+        self.is_connected()
+    }
+
+    fn refused(&mut self) -> Option<Refusal> {
+        self.refused.take()
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        self.wait(timeout);
+    }
+
+    fn turn(&mut self, seat: &mut Seat<'_>) -> usize {
+        let mut work = 0;
+        for event in std::mem::take(seat.events) {
+            work += 1;
+            self.event(seat, event);
+        }
+        while let Some(arrival) = self.streams.poll(seat.nic, seat.now.time()) {
+            work += 1;
+            match arrival {
+                Arrival::Bytes(qpn) => self.bytes(seat, qpn),
+                Arrival::Broken(qpn) => self.lost(seat, qpn),
+            }
+        }
+        if seat.now.time().saturating_sub(self.looked) > LOOK {
+            self.looked = seat.now.time();
+            self.look(seat);
+        }
+        self.requests.handle_timeout(seat.now.time());
+        while let Some(order) = self.requests.poll_order(seat.now.time()) {
+            match order {
+                Order::HangUp => self.hang_up(seat),
+                Order::Call(node) => self.call_node(seat, node),
+            }
+        }
+        if let Some(Connection { qpn, .. }) = self.connection {
+            while let Some(request) = self.requests.poll_transmit() {
+                self.streams.frame(qpn, |out| encode_request(request, out));
+            }
+        }
+        work + self.streams.flush(seat.nic, seat.now.time())
+    }
 }
 
 impl ClusterClient {

@@ -10,6 +10,7 @@
 //! Clients reach the service and nothing else, and all they send is checked before it is believed. No memory of a node is open to
 //! them but a chain's data, where nothing is sealed: they READ it by a [`ChainReader`], as long as the head's lease lasts.
 
+mod caller;
 mod client;
 mod direct;
 mod hello;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use remora_memory::{Access, Buffer, Pd, Region};
 use remora_nic::cm::{CmEvent, ConnId};
@@ -13,7 +13,8 @@ use remora_replica::chain::{ChainOutcome, Extent, Lines, Transaction, WindowEnd,
 use remora_replica::client::Ticket;
 use remora_replica::types::Value;
 
-use super::client::{ChainClient, ClusterClientConfig, call, device, is_there};
+use super::caller::{Caller, Refusal, call, device, is_there, refusal};
+use super::client::{ChainClient, ClusterClientConfig};
 use super::hello::{ClientHello, Guard, WindowHello};
 use super::wire::WINDOW_PORT;
 
@@ -60,8 +61,8 @@ pub struct ChainReader {
     /// Reads that may have READs to post.
     due: VecDeque<u64>,
     ended: VecDeque<ReadEnd>,
-    /// Why the last node would not have it, and the reason's number.
-    refused: Option<(String, u16)>,
+    /// Why the last node would not have it.
+    refused: Option<Refusal>,
     sleeper: Sleeper,
 }
 
@@ -81,9 +82,6 @@ enum State {
 impl ChainReader {
     /// Connects to the head's window.
     pub fn connect(config: ClusterClientConfig) -> Result<Self, Error> {
-        if config.nodes.is_empty() {
-            return Err(Error::Argument("a cluster has at least one node".into()));
-        }
         if Guard::of(config.secret.is_some(), config.link) == Guard::Sealed {
             let why = "a cluster that seals what it sends shows no data to READs: ask it for transactions";
             return Err(Error::Argument(why.into()));
@@ -104,7 +102,7 @@ impl ChainReader {
             landing = (buffer, region);
         }
         let timeout = config.timeout;
-        let mut this = Self {
+        let this = Self {
             device,
             node: config.node,
             config,
@@ -123,19 +121,7 @@ impl ChainReader {
             refused: None,
             sleeper: Sleeper::new(),
         };
-        let end = Instant::now() + timeout;
-        while !this.is_open() {
-            if Instant::now() > end {
-                let address = this.address();
-                return Err(match this.refused.take() {
-                    Some((why, reason)) => Error::Refused { address, why, reason },
-                    None => Error::Unreachable(address),
-                });
-            }
-            this.poll(&mut |_| {});
-            this.wait(Duration::from_millis(1));
-        }
-        Ok(this)
+        this.up_within(timeout)
     }
 
     /// Whether a head shows its data, as far as is known. [`ChainReader::poll`] looks for one.
@@ -168,10 +154,7 @@ impl ChainReader {
 
     /// Posts READs, takes what they found, keeps the connection. `done` gets each read that has ended. Returns how many have.
     pub fn poll(&mut self, done: &mut dyn FnMut(ReadEnd)) -> usize {
-        if self.drive() == 0 {
-            // There may be fewer cores than pollers: a node that shares this one has what is waited for.
-            std::thread::yield_now();
-        }
+        self.drive_or_yield();
         let mut count = 0;
         while let Some(ended) = self.ended.pop_front() {
             count += 1;
@@ -189,17 +172,11 @@ impl ChainReader {
     /// One read from start to end. Nothing else may be under way. `None`: see [`ReadEnd::values`].
     pub fn read(&mut self, extents: &[Extent]) -> Option<Vec<Value>> {
         let ticket = self.start(extents);
-        let (mut ended, mut idle) = (None, 0);
-        loop {
-            self.poll(&mut |end| ended = (end.ticket == ticket).then_some(end.values));
-            if let Some(values) = ended {
-                return values;
-            }
-            idle += 1;
-            if idle > 20 {
-                self.wait(Duration::from_millis(10));
-            }
-        }
+        self.finish_by(|this| {
+            let mut ended = None;
+            this.poll(&mut |end| ended = (end.ticket == ticket).then_some(end.values));
+            ended
+        })
     }
 
     /// One transaction that only reads, from start to end: by READs, or asked of the chain where these come to nothing. Nothing else
@@ -211,47 +188,6 @@ impl ChainReader {
         }
     }
 
-    fn address(&self) -> IpAddr {
-        self.config.nodes[self.node % self.config.nodes.len()]
-    }
-
-    /// Returns how much there was to do.
-    fn drive(&mut self) -> usize {
-        let device = self.device.clone();
-        let mut guard = device.lock();
-        let mut work = guard.progress();
-        work += self.turn(&mut guard.seat());
-        if work > 0 {
-            guard.transmit();
-        }
-        work
-    }
-
-    fn turn(&mut self, seat: &mut Seat<'_>) -> usize {
-        let mut work = 0;
-        for event in std::mem::take(seat.events) {
-            work += 1;
-            self.event(seat, event);
-        }
-        while let Some(wc) = seat.nic.poll_cq(self.cq) {
-            work += 1;
-            if wc.status == WcStatus::Success {
-                self.came(wc.wr_id as u32);
-            } else {
-                // The window has closed, or the node is gone: all that is under way ends with it.
-                self.hang_up(seat);
-            }
-        }
-        if matches!(self.state, State::Calling { until, .. } if seat.now.time() >= until) {
-            self.hang_up(seat);
-        }
-        if matches!(self.state, State::Apart) && seat.now.time() >= self.call_at {
-            work += 1;
-            self.call(seat);
-        }
-        work + self.post(seat)
-    }
-
     fn event(&mut self, seat: &mut Seat<'_>, event: Event) {
         let (State::Calling { qpn, conn, .. } | State::Open { qpn, conn, .. }) = self.state else { return };
         match event {
@@ -259,8 +195,7 @@ impl ChainReader {
                 self.established(seat, &private_data);
             }
             Event::Cm(CmEvent::Rejected { conn: c, reason, private_data }) if c == conn => {
-                let why = String::from_utf8_lossy(&private_data);
-                self.refused = Some((why.trim_end_matches('\0').to_string(), reason));
+                self.refused = Some(refusal(reason, &private_data));
                 self.hang_up(seat);
             }
             Event::Cm(CmEvent::Unreachable { conn: c } | CmEvent::Disconnected { conn: c }) if c == conn => {
@@ -374,6 +309,53 @@ impl ChainReader {
             posted += 1;
         }
         posted
+    }
+}
+
+impl Caller for ChainReader {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn address(&self) -> IpAddr {
+        self.config.nodes[self.node % self.config.nodes.len()]
+    }
+
+    fn is_up(&self) -> bool {
+        self.is_open()
+    }
+
+    fn refused(&mut self) -> Option<Refusal> {
+        self.refused.take()
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        self.wait(timeout);
+    }
+
+    fn turn(&mut self, seat: &mut Seat<'_>) -> usize {
+        let mut work = 0;
+        for event in std::mem::take(seat.events) {
+            work += 1;
+            self.event(seat, event);
+        }
+        while let Some(wc) = seat.nic.poll_cq(self.cq) {
+            work += 1;
+            if wc.status == WcStatus::Success {
+                self.came(wc.wr_id as u32);
+            } else {
+                // The window has closed, or the node is gone: all that is under way ends with it.
+                self.hang_up(seat);
+            }
+        }
+        if matches!(self.state, State::Calling { until, .. } if seat.now.time() >= until) {
+            self.hang_up(seat);
+        }
+        if matches!(self.state, State::Apart) && seat.now.time() >= self.call_at {
+            work += 1;
+            self.call(seat);
+        }
+        work + self.post(seat)
     }
 }
 
