@@ -1,8 +1,12 @@
 //! `remora kernel` and `remora compare --kernel`, by the real command.
 
-use std::io::{BufRead, BufReader, Write};
+mod node;
+
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
+
+use node::Node;
 
 fn remora(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_remora")).args(args).output().expect("the command runs")
@@ -19,33 +23,6 @@ fn failure(output: &Output) -> String {
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(err.trim_end().lines().count(), 1, "one line: {err}");
     err
-}
-
-/// A node that ends with this value.
-struct Node(Child);
-
-impl Node {
-    fn start(address: &str, more: &[&str]) -> Node {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_remora"))
-            .args(["node", "--listen", address, "--memory", "64M", "--stop-with-stdin"])
-            .args(more)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a node");
-        let mut line = String::new();
-        let output = child.stdout.take().expect("its output");
-        BufReader::new(output).read_line(&mut line).expect("its first line");
-        assert!(line.contains("ready"), "{line}");
-        Node(child)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
-    }
 }
 
 fn kernels(name: &str) -> String {

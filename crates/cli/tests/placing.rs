@@ -1,36 +1,16 @@
 //! `remora node --place`, with clients of other processes.
 
-use std::io::{BufRead, BufReader, Read, Write};
+mod node;
+
+use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+
+use node::Node;
 
 use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
 use remora_real::{Client, ClientConfig};
 use remora_service::CallKind;
-
-/// A node that ends with this value.
-struct Node(Child);
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
-    }
-}
-
-fn node(address: &str, more: &[&str]) -> Node {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_remora"))
-        .args(["node", "--listen", address, "--memory", "64M", "--stop-with-stdin"])
-        .args(more)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a node");
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("its first line");
-    assert!(line.contains("ready"), "{line}");
-    Node(child)
-}
 
 /// One client's calls, sixteen at once, and what it is told of where they ran. Returns those that were left to the node.
 fn work(node: IpAddr, local: IpAddr, calls: u32) -> (u64, String) {
@@ -84,7 +64,7 @@ fn a_node_places_the_calls_of_all_its_clients_and_says_where() {
         // A port that is free.
         let metrics =
             TcpListener::bind((address.as_str(), 0)).and_then(|at| at.local_addr()).expect("a port").to_string();
-        let _node = node(&address, &["--place", word, "--metrics", &metrics]);
+        let _node = Node::start(&address, &["--place", word, "--metrics", &metrics]);
         let at: IpAddr = address.parse().expect("an address");
         let clients: Vec<(u64, String)> = std::thread::scope(|scope| {
             let client = |n: u8| scope.spawn(move || work(at, [127, 15, 9, 100 + 10 * last + n].into(), 5000));

@@ -15,32 +15,41 @@ use remora_wire::packet::Packet;
 use remora_wire::{Bth, Opcode, Psn, Reth};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 0, 7));
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 0, 8));
 const TURNS: u64 = 20;
 
 /// When a link handed over its last packet.
 type Taken = Arc<parking_lot::Mutex<Option<Instant>>>;
 
-/// Has always a packet, and the machine stands still before it hands it over.
-struct Late(Taken);
+/// The op-codes of what a link has sent.
+type Left = Arc<parking_lot::Mutex<Vec<u8>>>;
 
-impl Link for Late {
+/// A link that hands over what `next` comes back with, for as long as which the machine stands still.
+struct Way<F> {
+    next: F,
+    taken: Taken,
+    left: Left,
+}
+
+impl<F: FnMut() -> Option<Vec<u8>> + Send + 'static> Link for Way<F> {
     fn kind(&self) -> LinkKind {
         LinkKind::Udp
     }
 
     fn max_mtu(&self) -> usize {
-        4096
+        1024
     }
 
-    fn send(&mut self, _: IpAddr, _: &mut [u8], lens: &[u16]) -> std::io::Result<usize> {
+    fn send(&mut self, _: IpAddr, bytes: &mut [u8], lens: &[u16]) -> std::io::Result<usize> {
+        let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + usize::from(*len))));
+        self.left.lock().extend(starts.map(|start| bytes[start]));
         Ok(lens.len())
     }
 
     fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> std::io::Result<usize> {
-        let end = Instant::now() + Duration::from_millis(1);
-        while Instant::now() < end {}
-        sink(HERE, &[0; 60]);
-        *self.0.lock() = Some(Instant::now());
+        let Some(packet) = (self.next)() else { return Ok(0) };
+        sink(PEER, &packet);
+        *self.taken.lock() = Some(Instant::now());
         Ok(1)
     }
 
@@ -82,7 +91,13 @@ impl Resident for Watch {
 #[test]
 fn a_pause_before_a_packet_is_taken_makes_no_time_old() {
     let (taken, turns, old): (Taken, Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
-    let device = Device::new(HERE, vec![Box::new(Late(taken.clone()))], None).expect("device");
+    let next = || {
+        let end = Instant::now() + Duration::from_millis(1);
+        while Instant::now() < end {}
+        Some(vec![0; 60])
+    };
+    let way = Way { next, taken: taken.clone(), left: Left::default() };
+    let device = Device::new(HERE, vec![Box::new(way)], None).expect("device");
     device.settle(Some(Box::new(Watch { taken, turns: turns.clone(), old: old.clone() })));
     // The NIC thread, and then a user who drives.
     for already in [0, TURNS] {
@@ -94,58 +109,23 @@ fn a_pause_before_a_packet_is_taken_makes_no_time_old() {
     }
 }
 
-const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 0, 8));
-
-/// A packet, and how long the machine stands still before it is handed over.
-type Coming = (Vec<u8>, Duration);
-
-/// What comes, and the op-codes of what has left.
-#[derive(Clone, Default)]
-struct Way {
-    come: Arc<parking_lot::Mutex<Option<Coming>>>,
-    left: Arc<parking_lot::Mutex<Vec<u8>>>,
-}
-
-impl Link for Way {
-    fn kind(&self) -> LinkKind {
-        LinkKind::Udp
-    }
-
-    fn max_mtu(&self) -> usize {
-        1024
-    }
-
-    fn send(&mut self, _: IpAddr, bytes: &mut [u8], lens: &[u16]) -> std::io::Result<usize> {
-        let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + usize::from(*len))));
-        self.left.lock().extend(starts.map(|start| bytes[start]));
-        Ok(lens.len())
-    }
-
-    fn recv(&mut self, sink: &mut dyn FnMut(IpAddr, &[u8])) -> std::io::Result<usize> {
-        let Some((packet, still)) = self.come.lock().take() else { return Ok(0) };
-        std::thread::sleep(still);
-        sink(PEER, &packet);
-        Ok(1)
-    }
-
-    fn wait_fds(&self, _: &mut Vec<RawFd>) {}
-
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
-
-    fn stats(&self) -> LinkStats {
-        LinkStats::default()
-    }
-}
+/// A packet that comes, and for how long the machine stands still before it is handed over.
+type Come = Arc<parking_lot::Mutex<Option<(Vec<u8>, Duration)>>>;
 
 #[test]
 fn a_read_that_comes_while_the_node_stands_still_is_refused_when_the_lease_is_over() {
     const LEASE: Duration = Duration::from_millis(50);
-    let (way, psn) = (Way::default(), Psn::new(5));
-    let device = Device::new(HERE, vec![Box::new(way.clone())], None).expect("device");
+    let (come, left, psn) = (Come::default(), Left::default(), Psn::new(5));
+    let next = {
+        let come = come.clone();
+        move || {
+            let (packet, still) = come.lock().take()?;
+            std::thread::sleep(still);
+            Some(packet)
+        }
+    };
+    let way = Way { next, taken: Taken::default(), left: left.clone() };
+    let device = Device::new(HERE, vec![Box::new(way)], None).expect("device");
     let (region, qp) = {
         let mut guard = device.lock();
         let nic = guard.nic();
@@ -165,11 +145,11 @@ fn a_read_that_comes_while_the_node_stands_still_is_refused_when_the_lease_is_ov
         let bth = Bth { ack_req: true, ..Bth::new(Opcode::RcReadRequest, qp.0, psn) };
         let mut bytes = [0; 256];
         let length = Packet { reth: Some(reth), ..Packet::new(bth, &[]) }.emit(&mut bytes);
-        let before = way.left.lock().len();
-        *way.come.lock() = Some((bytes[..length].to_vec(), still));
+        let before = left.lock().len();
+        *come.lock() = Some((bytes[..length].to_vec(), still));
         eventually("an answer", || {
             device.lock().progress();
-            way.left.lock().get(before).copied()
+            left.lock().get(before).copied()
         })
     };
     region.lease_until(u64::MAX);

@@ -160,11 +160,11 @@ impl CoherenceController {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// RAMBDA's: 64 KiB at 67 ns, 350 ns over UPI at 16 GB/s, a request each 7.5 ns; four pages of 2 MiB.
-    fn params() -> ControllerParams {
+    pub(crate) fn params() -> ControllerParams {
         ControllerParams {
             link: CoherentParams {
                 read_ps: 350_000,

@@ -100,26 +100,11 @@ impl SqHandler {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cache::CacheParams;
-    use super::super::coherent::CoherentParams;
-    use super::super::controller::ControllerParams;
+    use super::super::controller::{ControllerParams, tests::params};
     use super::*;
 
     fn controller() -> CoherenceController {
-        CoherenceController::new(&ControllerParams {
-            link: CoherentParams {
-                read_ps: 350_000,
-                bandwidth_bytes_per_s: 16e9,
-                issue_ps: 7_500,
-                in_flight: 256,
-                order: Order::InTurn,
-            },
-            cache: CacheParams { size_bytes: 64 << 10, line_bytes: 64, ways: 1, hit_ps: 67_000 },
-            tlb_entries: 4,
-            page_bytes: 2 << 20,
-            tlb_miss_ps: 0,
-            order: Order::InTurn,
-        })
+        CoherenceController::new(&ControllerParams { tlb_miss_ps: 0, ..params() })
     }
 
     fn handler(batch: u32, signalled: u32) -> SqHandler {

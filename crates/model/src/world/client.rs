@@ -256,27 +256,30 @@ impl Fabric {
         let connection = &mut self.connections[usize::from(number)];
         let (call, _) = connection.calls.open(Mark { tag, since: self.now })?;
         let (place, nic) = (connection.place, connection.nics[NODE]);
+        let kernel = self.kernel(place, op, params);
+        self.start_at_node(nic, kernel, (number, call)).map_err(|kernel| self.give_back(place, kernel, (number, call)))
+    }
+
+    /// A call of a kernel, out of those that a place has to spare.
+    fn kernel(&mut self, place: usize, op: u64, params: &[u8]) -> Call {
         let mut kernel = self.places[place].spare.pop().unwrap_or_default();
         kernel.recycle(op, MAX_REPLY as u32);
         kernel.params.extend_from_slice(params);
-        self.start_at_node(nic, kernel, (number, call)).map_err(|kernel| {
-            self.places[place].spare.push(kernel);
-            self.connections[usize::from(number)].calls.end(call);
-            Full
-        })
+        kernel
+    }
+
+    /// A call that was not started.
+    fn give_back(&mut self, place: usize, kernel: Call, (number, call): (u16, u32)) -> Full {
+        self.places[place].spare.push(kernel);
+        self.connections[usize::from(number)].calls.end(call);
+        Full
     }
 
     /// Starts a kernel at the client itself.
     fn submit_here(&mut self, number: u16, call: u32, op: u64, params: &[u8]) -> Result<(), Full> {
         let place = self.connections[usize::from(number)].place;
-        let mut kernel = self.places[place].spare.pop().unwrap_or_default();
-        kernel.recycle(op, MAX_REPLY as u32);
-        kernel.params.extend_from_slice(params);
-        self.start_here(place, kernel, (number, call)).map_err(|kernel| {
-            self.places[place].spare.push(kernel);
-            self.connections[usize::from(number)].calls.end(call);
-            Full
-        })
+        let kernel = self.kernel(place, op, params);
+        self.start_here(place, kernel, (number, call)).map_err(|kernel| self.give_back(place, kernel, (number, call)))
     }
 
     /// A verb on `len` bytes at the start of a region of the node.

@@ -34,16 +34,21 @@ struct Run {
     reason: String,
 }
 
-/// A closed loop until `end`. Noise of the machine makes calls up to `noise` parts longer, and one in thousand waits a
-/// millisecond. Who waits for a silent place gives up after 200 ms.
-fn run(placer: &mut Placer, in_flight: usize, end: Time, noise: f64, places: &dyn Fn(Time, Placement) -> Does) -> Run {
+/// Random numbers from 0 to 1, the same each time.
+pub(crate) fn draws() -> impl FnMut() -> f64 {
     let mut random = 0x1234_5678_9abc_def1u64;
-    let mut draw = move || {
+    move || {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         (random >> 11) as f64 / (1u64 << 53) as f64
-    };
+    }
+}
+
+/// A closed loop until `end`. Noise of the machine makes calls up to `noise` parts longer, and one in thousand waits a
+/// millisecond. Who waits for a silent place gives up after 200 ms.
+fn run(placer: &mut Placer, in_flight: usize, end: Time, noise: f64, places: &dyn Fn(Time, Placement) -> Does) -> Run {
+    let mut draw = draws();
     let (mut free, mut now) = ([0; PLACES], 0);
     let mut ends: BinaryHeap<Reverse<(Time, u64)>> = BinaryHeap::new();
     let mut calls: Vec<(Option<Ticket>, bool)> = Vec::new();

@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 
 use remora_kernel::op;
 
+use super::super::tests::draws;
 use super::*;
 use crate::PlacerCounts;
 
@@ -51,13 +52,7 @@ impl Ran {
 /// Clients in a closed loop until `end`. Servers do a call at a time. Noise makes some longer, and about twenty times a second
 /// the machine takes a millisecond for something else.
 fn run(placer: &mut NodePlacer, clients: &[Client], end: Time, takes: Takes<'_>) -> Ran {
-    let mut random = 0x1234_5678_9abc_def1u64;
-    let mut draw = move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random >> 11) as f64 / (1u64 << 53) as f64
-    };
+    let mut draw = draws();
     let mut ran = Ran { at: vec![vec![[0; 2]; (end / MS) as usize + 1]; clients.len()], ..Ran::default() };
     // When something is next: a call comes to the node, or its answer leaves there.
     let mut next: BinaryHeap<Reverse<(Time, bool, usize, u64)>> = BinaryHeap::new();

@@ -48,18 +48,23 @@ pub struct ChainOptions {
 
 impl Default for ChainOptions {
     fn default() -> Self {
-        Self {
-            nodes: 3,
-            writes: 2,
-            reads: 1,
-            looks: 0,
-            crashes: 0,
-            restarts: 0,
-            suspicions: 0,
-            blackouts: 0,
-            mutation: None,
-        }
+        Self { nodes: 3, writes: 2, reads: 1, ..Self::SMALLEST }
     }
+}
+
+impl ChainOptions {
+    /// Two nodes and a write, without faults.
+    pub const SMALLEST: Self = Self {
+        nodes: 2,
+        writes: 1,
+        reads: 0,
+        looks: 0,
+        crashes: 0,
+        restarts: 0,
+        suspicions: 0,
+        blackouts: 0,
+        mutation: None,
+    };
 }
 
 /// Checks all states within the options. `progress` is called about once a second with the distinct states so far;

@@ -12,17 +12,7 @@ pub struct ChainMutant {
     options: ChainOptions,
 }
 
-const NONE: ChainOptions = ChainOptions {
-    nodes: 2,
-    writes: 1,
-    reads: 0,
-    looks: 0,
-    crashes: 0,
-    restarts: 0,
-    suspicions: 0,
-    blackouts: 0,
-    mutation: None,
-};
+const NONE: ChainOptions = ChainOptions::SMALLEST;
 
 const fn mutant(mutation: ChainMutation, name: &'static str, options: ChainOptions) -> ChainMutant {
     ChainMutant { name, options: ChainOptions { mutation: Some(mutation), ..options } }
