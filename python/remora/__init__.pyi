@@ -269,7 +269,7 @@ def where(
     """Where an operation should run: a row for each platform and place, the best first."""
 
 def reproduce(
-    paper: Literal["strom", "minos", "bluefield"],
+    paper: Literal["strom", "minos", "bluefield", "rambda", "dfabric"],
     figure: str | None = None,
     *,
     jobs: int = 1,

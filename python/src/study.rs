@@ -16,11 +16,15 @@ use remora_study::machine::Machine;
 use remora_study::operations::Operation;
 use remora_study::records::Records;
 use remora_study::report::{Report, Setup, table};
-use remora_study::reproduce::{ReproduceError, ReproduceOptions};
+use remora_study::reproduce::{self as papers, ReproduceError, ReproduceOptions};
 use remora_study::store;
 use remora_study::where_::{Goal, WhereOptions, decide_until};
 use remora_study::workload::Distribution;
-use remora_study::{bluefield, minos, strom};
+use remora_study::bluefield::BlueField;
+use remora_study::dfabric::DFabric;
+use remora_study::minos::Minos;
+use remora_study::rambda::Rambda;
+use remora_study::strom::Strom;
 use serde_json::{Value, json};
 
 use crate::arrow::ArrowTable;
@@ -270,7 +274,7 @@ impl Reproduction {
     }
 }
 
-/// Runs a paper's experiments on the hardware that it describes: `strom`, `minos` or `bluefield`.
+/// Runs a paper's experiments on the hardware that it describes: `strom`, `minos`, `bluefield`, `rambda` or `dfabric`.
 #[pyfunction]
 #[pyo3(signature = (paper, figure=None, *, jobs=1, seed=42, requests=1000))]
 pub fn reproduce(
@@ -281,17 +285,23 @@ pub fn reproduce(
     seed: u64,
     requests: u64,
 ) -> PyResult<Reproduction> {
-    let common = ReproduceOptions { figure, jobs, cache: None, seed };
+    let options = ReproduceOptions { figure, jobs, cache: None, seed };
     py.detach(|| {
         let signals = Signals::default();
+        let progress = &mut |_| !signals.stop();
         let result = match paper {
-            "strom" => strom::reproduce(&common, &mut |_| !signals.stop()),
+            "strom" => papers::reproduce(&Strom, &options, progress),
             "minos" => {
-                let options = minos::MinosOptions { common, requests, workers: None, readings: Default::default() };
-                minos::reproduce(&options, &mut |_| !signals.stop())
+                let minos = Minos { requests, workers: None, readings: Default::default() };
+                papers::reproduce(&minos, &options, progress)
             }
-            "bluefield" => bluefield::reproduce(&common, &mut |_| !signals.stop()),
-            other => return Err(error::invalid(format!("no paper {other:?}: strom, minos or bluefield"))),
+            "bluefield" => papers::reproduce(&BlueField::default(), &options, progress),
+            "rambda" => papers::reproduce(&Rambda, &options, progress),
+            "dfabric" => papers::reproduce(&DFabric, &options, progress),
+            other => {
+                let papers = "strom, minos, bluefield, rambda or dfabric";
+                return Err(error::invalid(format!("no paper {other:?}: {papers}")));
+            }
         };
         if let Some(signal) = signals.0.take() {
             return Err(signal);

@@ -4,11 +4,15 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use clap::Subcommand;
+use remora_study::bluefield::BlueField;
+use remora_study::dfabric::DFabric;
+use remora_study::minos;
 use remora_study::modelled::ModelError;
+use remora_study::rambda::Rambda;
 use remora_study::reproduce::{
-    self, Cache, Change, Mutation, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
+    self, Cache, Change, Paper, ReproduceError, ReproduceOptions, ReproduceProgress, Reproduction,
 };
-use remora_study::{bluefield, dfabric, minos, rambda, strom};
+use remora_study::strom::Strom;
 
 use crate::Failure;
 use crate::output::{self, Json};
@@ -148,89 +152,55 @@ pub struct Minos {
 /// Runs it.
 pub fn run(what: &Reproduce) -> Result<(), Failure> {
     match what {
-        Reproduce::Strom(common) if common.mutate.is_some() => {
-            mutants(common, &mut |common, changes, progress| strom::mutate(&common, changes, progress))
-        }
-        Reproduce::Strom(common) => figures(common, &mut |common, progress| strom::reproduce(&common, progress)),
-        Reproduce::Rambda(common) if common.mutate.is_some() => {
-            mutants(common, &mut |common, changes, progress| rambda::mutate(&common, changes, progress))
-        }
-        Reproduce::Rambda(common) => figures(common, &mut |common, progress| rambda::reproduce(&common, progress)),
-        Reproduce::Dfabric(common) if common.mutate.is_some() => {
-            mutants(common, &mut |common, changes, progress| dfabric::mutate(&common, changes, progress))
-        }
-        Reproduce::Dfabric(common) => figures(common, &mut |common, progress| dfabric::reproduce(&common, progress)),
-        Reproduce::Minos(minos) if minos.common.mutate.is_some() => {
-            mutants(&minos.common, &mut |common, changes, progress| {
-                minos::mutate(&minos.options(common), changes, progress)
-            })
-        }
-        Reproduce::Minos(minos) if minos.readings => {
-            let all = shown(&minos.common, &mut |common, progress| minos::readings(&minos.options(common), progress))?;
-            minos.common.json.show(&all.table(), || all.to_json(env!("REMORA_VERSION")))?;
-            match all.incomplete {
-                Some(_) => Err(Failure::Interrupted),
-                None => Ok(()),
+        Reproduce::Strom(common) => run_paper(Strom, common),
+        Reproduce::Rambda(common) => run_paper(Rambda, common),
+        Reproduce::Dfabric(common) => run_paper(DFabric, common),
+        Reproduce::Bluefield(common) => run_paper(BlueField::default(), common),
+        Reproduce::Minos(args) => {
+            let Minos { common, requests, workers, readings } = args;
+            let paper = minos::Minos { requests: *requests, workers: *workers, readings: minos::Chosen::default() };
+            if !readings {
+                return run_paper(paper, common);
             }
-        }
-        Reproduce::Minos(minos) => {
-            figures(&minos.common, &mut |common, progress| minos::reproduce(&minos.options(common), progress))
-        }
-        Reproduce::Bluefield(common) if common.mutate.is_some() => {
-            mutants(common, &mut |common, changes, progress| bluefield::mutate(&common, changes, progress))
-        }
-        Reproduce::Bluefield(common) => {
-            figures(common, &mut |common, progress| bluefield::reproduce(&common, progress))
+            let all = shown(common, |options, progress| minos::readings(&paper, options, progress))?;
+            common.json.show(&all.table(), || all.to_json(env!("REMORA_VERSION")))?;
+            ended(&all.incomplete)
         }
     }
 }
 
-impl Minos {
-    fn options(&self, common: ReproduceOptions) -> minos::MinosOptions {
-        minos::MinosOptions {
-            common,
-            requests: self.requests,
-            workers: self.workers,
-            readings: minos::Chosen::default(),
-        }
+/// A paper's figures, or its mutants.
+fn run_paper(paper: impl Paper, args: &Common) -> Result<(), Failure> {
+    if let Some(kinds) = args.mutate {
+        let changes = kinds.changes();
+        let all = shown(args, |options, progress| reproduce::mutate(paper, options, changes, progress))?;
+        args.json.show(&all.table(), || all.to_json(env!("REMORA_VERSION")))?;
+        return ended(&all.incomplete);
     }
-}
-
-/// What is run for a paper.
-type Run<'a, T> =
-    dyn FnMut(ReproduceOptions, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<T, ReproduceError> + 'a;
-
-/// How a paper's mutants of some kinds are tried.
-type Mutate<'a> = dyn FnMut(ReproduceOptions, &[Change], &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Mutation, ReproduceError>
-    + 'a;
-
-fn figures(args: &Common, reproduce: &mut Run<'_, Reproduction>) -> Result<(), Failure> {
-    let all = shown(args, reproduce)?;
+    let all = shown(args, |options, progress| reproduce::reproduce(&paper, options, progress))?;
     publish(&all, args)?;
-    match all.incomplete {
-        Some(_) => Err(Failure::Interrupted),
-        None => Ok(()),
-    }
+    ended(&all.incomplete)
 }
 
-fn mutants(args: &Common, mutate: &mut Mutate<'_>) -> Result<(), Failure> {
-    let changes = args.mutate.unwrap_or(Mutants::All).changes();
-    let all = shown(args, &mut |options, progress| mutate(options, changes, progress))?;
-    args.json.show(&all.table(), || all.to_json(env!("REMORA_VERSION")))?;
-    match all.incomplete {
+/// What was cut short has shown what it had.
+fn ended(incomplete: &Option<String>) -> Result<(), Failure> {
+    match incomplete {
         Some(_) => Err(Failure::Interrupted),
         None => Ok(()),
     }
 }
 
 /// Runs with progress on display, until the user wants no more.
-fn shown<T>(args: &Common, run: &mut Run<'_, T>) -> Result<T, Failure> {
+fn shown<T>(
+    args: &Common,
+    run: impl FnOnce(&ReproduceOptions, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<T, ReproduceError>,
+) -> Result<T, Failure> {
     let (stop, cores) = (stop_flag(), std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::new(stop.clone());
     let cache = args.cache.clone().or_else(Cache::default_directory).filter(|_| !args.no_cache);
     let jobs = args.jobs.map_or(cores, usize::from);
     let options = ReproduceOptions { figure: args.figure.clone(), jobs, cache, seed: args.seed };
-    let result = run(options, &mut |progress| {
+    let result = run(&options, &mut |progress| {
         display.part(&line(&progress), progress.done as f64 / progress.total.max(1) as f64);
         !stop.load(Ordering::Relaxed)
     });

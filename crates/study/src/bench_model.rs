@@ -9,8 +9,8 @@ use remora_lab::bench::{BenchGoal, BenchProgress, BenchRow};
 use remora_model::bench::{Hold, PingPong};
 use remora_model::time::Ps;
 
-use crate::reproduce::ReproduceOptions;
-use crate::strom;
+use crate::reproduce::{ReproduceOptions, reproduce};
+use crate::strom::Strom;
 use crate::{MeasuredRows, StudyError};
 
 /// What is measured.
@@ -81,7 +81,7 @@ impl ModelBench {
         for _ in 0..self.rounds {
             next("StRoM's figures", 1.0)?;
             let options = ReproduceOptions { figure: None, jobs: 1, cache: None, seed: self.seed };
-            let run = strom::reproduce(&options, &mut |_| next("StRoM's figures", 0.0).is_ok())?;
+            let run = reproduce(&Strom, &options, &mut |_| next("StRoM's figures", 0.0).is_ok())?;
             // What was cut short is no figure.
             next("StRoM's figures", 0.0)?;
             best = best.max(run.sums.events as f64 / run.sums.thread_seconds / 1e6);

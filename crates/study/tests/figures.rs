@@ -8,14 +8,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use remora_model::platform::Platform;
+use remora_study::bluefield::BlueField;
 use remora_study::compare::{Plan, Progress, Watch};
+use remora_study::dfabric::DFabric;
 use remora_study::minos::{AblationStep, Setup};
 use remora_study::on::compare_on;
 use remora_study::records::Records;
 use remora_study::reproduce::{self, ReproduceOptions};
 use remora_study::where_::{self, Operation, WhereOptions};
 use remora_study::workload::Distribution;
-use remora_study::{bluefield, dfabric};
 
 /// FNV-1a: a digest that every run and machine agrees on.
 fn digest(text: &str) -> u64 {
@@ -103,7 +104,7 @@ fn where_operations_run_is_what_it_was() {
 #[test]
 fn sequencers_and_trees_on_cards_are_what_they_were() {
     let options = ReproduceOptions { figure: Some("11".into()), jobs: 2, cache: None, seed: 42 };
-    let all = bluefield::reproduce(&options, &mut |_| true).unwrap();
+    let all = reproduce::reproduce(&BlueField::default(), &options, &mut |_| true).unwrap();
     let mut out = reproduce::csv(&all.figures[0]);
     for fitted in &all.fitted {
         let _ = writeln!(out, "{} = {}", fitted.what, fitted.value);
@@ -118,7 +119,7 @@ fn racks_are_what_they_were() {
     let (mut out, mut fitted) = (String::new(), String::new());
     for figure in ["2", "9f", "11", "IV"] {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs: 2, cache: None, seed: 42 };
-        let all = dfabric::reproduce(&options, &mut |_| true).unwrap();
+        let all = reproduce::reproduce(&DFabric, &options, &mut |_| true).unwrap();
         all.figures.iter().for_each(|figure| out += &reproduce::csv(figure));
         fitted = all.fitted.iter().map(|fitted| format!("{} = {}\n", fitted.what, fitted.value)).collect();
     }

@@ -17,89 +17,81 @@ use point::{Ground, Outcome};
 use study::{At, BluefieldSeries, Setup, Study};
 
 use crate::reproduce::{
-    self, Change, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, Reproduction, run_all,
+    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, run_all,
 };
 
 /// Operations of a point of a mutant at most: its figures are held against each other's, not against the paper's.
 const MUTANT_OPERATIONS: u64 = 2_000;
 
-/// Reproduces the figures. `progress` hears of every point; when it returns false the run ends.
-pub fn reproduce(
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Reproduction, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platforms, fitted) = fit::bluefield(options.seed)?;
-    let Judged { figures, claims, trends, sums, incomplete } =
-        judge(&studies, &platforms, u64::MAX, options, progress)?;
-    let figures = figures.into_iter().map(|figure| figure.with_printed(&claims, &PRINTED)).collect();
-    Ok(Reproduction {
-        system: "BlueField",
-        about: "Figures of Thostrup et al., ADMS 2022, from Remora's protocol engine, B-tree and sequencer on the hardware \
-                that the paper describes.",
-        claims,
-        trends,
-        figures,
-        fitted,
-        provenance: platforms.iter().map(reproduce::provenance).collect(),
-        sums,
-        incomplete,
-        seed: options.seed,
-    })
-}
-
-/// Tries what the checks catch of such changes to the platforms, after fitting.
-pub fn mutate(
-    options: &ReproduceOptions,
-    changes: &[Change],
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Mutation, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platforms, _) = fit::bluefield(options.seed)?;
-    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
-        judge(&studies, platforms, MUTANT_OPERATIONS, &ReproduceOptions { seed, ..options.clone() }, progress)
-    };
-    reproduce::mutate("BlueField", (&platforms, changes), options.seed, judge, progress)
-}
-
-/// Claims that are points of a figure: which one, of which figure, at which x.
-const PRINTED: [(&str, &str, u64); 3] = [("AD-041", "2", 1), ("AD-042", "5", 1), ("AD-045", "5", 256)];
-
-/// Runs the studies on these platforms, with so many operations a point `at_most`, and judges what comes.
-fn judge(
-    studies: &[Study],
-    platforms: &[Platform],
+/// Thostrup et al., "A DBMS-centric evaluation of BlueField DPUs on fast networks", ADMS 2022.
+#[derive(Clone, Copy, Debug)]
+pub struct BlueField {
+    /// Operations of a point at most.
     at_most: u64,
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Judged, ReproduceError> {
-    let ground = |platform: &Platform| -> Result<_, ReproduceError> {
-        Ok((platform.name.clone(), reproduce::values(platform), Arc::new(Ground::new(platform, options.seed)?)))
-    };
-    let grounds = platforms.iter().map(ground).collect::<Result<Vec<_>, _>>()?;
-    let mut work = Vec::new();
-    for study in studies {
-        for series in &study.series {
-            let known = grounds.iter().find(|(name, ..)| *name == series.setup.platform);
-            let unknown = || FigureError(format!("figure {} names no platform of the paper's", study.figure));
-            let (_, values, ground) = known.ok_or_else(unknown)?;
-            let point = |&x| {
-                let setup = series.setup(study.x.sets, x);
-                let setup = Setup { operations: setup.operations.min(at_most), ..setup };
-                Work { setup, values, ground, seed: options.seed }
-            };
-            work.extend(study.x.values.iter().map(point));
-        }
+}
+
+impl Default for BlueField {
+    fn default() -> Self {
+        Self { at_most: u64::MAX }
     }
-    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-    let line = |series: &BluefieldSeries, _| (series.name.clone(), class(&series.setup));
-    let figures = Figure::all(studies, outcomes, &["what binds"], line, |study, _, x, outcome| {
-        let y = study.y.metric.of(outcome);
-        Dot { x, y, spread: (y, y), details: vec![outcome.detail.clone()] }
-    });
-    let (claims, trends) = (checks::claims(&figures, platforms), checks::trends(&figures));
-    Ok(Judged { figures, claims, trends, sums, incomplete })
+}
+
+impl Paper for BlueField {
+    const SYSTEM: &'static str = "BlueField";
+    const ABOUT: &'static str = "Figures of Thostrup et al., ADMS 2022, from Remora's protocol engine, B-tree and sequencer on the hardware that \
+         the paper describes.";
+    const PRINTED: &'static [(&'static str, &'static str, u64)] =
+        &[("AD-041", "2", 1), ("AD-042", "5", 1), ("AD-045", "5", 256)];
+
+    type Study = Study;
+
+    fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
+        study::studies(figure)
+    }
+
+    fn fitted(&self, seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
+        fit::bluefield(seed)
+    }
+
+    fn judge(
+        &self,
+        studies: &[Study],
+        platforms: &[Platform],
+        options: &ReproduceOptions,
+        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+    ) -> Result<Judged, ReproduceError> {
+        let ground = |platform: &Platform| -> Result<_, ReproduceError> {
+            Ok((platform.name.clone(), reproduce::values(platform), Arc::new(Ground::new(platform, options.seed)?)))
+        };
+        let grounds = platforms.iter().map(ground).collect::<Result<Vec<_>, _>>()?;
+        let mut work = Vec::new();
+        for study in studies {
+            for series in &study.series {
+                let known = grounds.iter().find(|(name, ..)| *name == series.setup.platform);
+                let unknown = || FigureError(format!("figure {} names no platform of the paper's", study.figure));
+                let (_, values, ground) = known.ok_or_else(unknown)?;
+                let point = |&x| {
+                    let setup = series.setup(study.x.sets, x);
+                    let setup = Setup { operations: setup.operations.min(self.at_most), ..setup };
+                    Work { setup, values, ground, seed: options.seed }
+                };
+                work.extend(study.x.values.iter().map(point));
+            }
+        }
+        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+        let line = |series: &BluefieldSeries, _| (series.name.clone(), class(&series.setup));
+        let figures = Figure::all(studies, outcomes, &["what binds"], line, |study, _, x, outcome| {
+            let y = study.y.metric.of(outcome);
+            Dot { x, y, spread: (y, y), details: vec![outcome.detail.clone()] }
+        });
+        let (claims, trends) = (checks::claims(&figures, platforms), checks::trends(&figures));
+        Ok(Judged { figures, claims, trends, sums, incomplete })
+    }
+
+    fn of_mutants(self) -> Self {
+        Self { at_most: MUTANT_OPERATIONS }
+    }
 }
 
 /// One point to run.
@@ -141,11 +133,11 @@ fn class(setup: &Setup) -> &'static str {
 mod tests {
     use super::study::Run;
     use super::*;
-    use crate::reproduce::{csv, page, table};
+    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
 
     fn run(figure: &str, jobs: usize) -> Reproduction {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
-        reproduce(&options, &mut |_| true).unwrap()
+        reproduce(&BlueField::default(), &options, &mut |_| true).unwrap()
     }
 
     /// A point with few keys.

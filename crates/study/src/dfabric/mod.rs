@@ -15,81 +15,64 @@ pub use point::{PointFigures, Run, Setup, System, Without};
 use study::{DFabricSeries, Study};
 
 use crate::reproduce::{
-    self, Change, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
-    Reproduction, run_all,
+    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, run_all,
 };
 
-/// Reproduces DFabric's figures. `progress` hears of every point; when it returns false the run ends.
-pub fn reproduce(
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Reproduction, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platform, fitted) = fit::dfabric(options.seed)?;
-    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platform, options, progress)?;
-    Ok(Reproduction {
-        system: "DFabric",
-        about: "Figures of the DFabric paper from two modelled racks of the prototype that it describes: CXL ports, DRAM \
-                caches, memory devices, NICs and kernels, with Remora's own NIC pool, dispatcher and resequencer; beside \
-                them TCP over ToR switches.",
-        claims,
-        trends,
-        figures,
-        fitted,
-        provenance: vec![reproduce::provenance(&platform)],
-        sums,
-        incomplete,
-        seed: options.seed,
-    })
-}
+/// "DFabric: CXL-Ethernet hybrid interconnects".
+#[derive(Clone, Copy, Debug)]
+pub struct DFabric;
 
-/// Tries what the checks catch of such changes to the platform, after fitting.
-pub fn mutate(
-    options: &ReproduceOptions,
-    changes: &[Change],
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Mutation, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platform, _) = fit::dfabric(options.seed)?;
-    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms
-    {
-        [platform, ..] => judge(&studies, platform, &ReproduceOptions { seed, ..options.clone() }, progress),
-        [] => Err(ReproduceError::Interrupted),
-    };
-    reproduce::mutate("DFabric", (&[platform], changes), options.seed, judge, progress)
-}
+impl Paper for DFabric {
+    const SYSTEM: &'static str = "DFabric";
+    const ABOUT: &'static str = "Figures of the DFabric paper from two modelled racks of the prototype that it describes: CXL ports, DRAM caches, \
+         memory devices, NICs and kernels, with Remora's own NIC pool, dispatcher and resequencer; beside them TCP over \
+         ToR switches.";
 
-/// Runs the studies on this platform, and judges what comes.
-fn judge(
-    studies: &[Study],
-    platform: &Platform,
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Judged, ReproduceError> {
-    let values = reproduce::values(platform);
-    // What several points show is run once.
-    let (mut work, mut places): (Vec<Work<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
-    for study in studies {
-        for series in &study.series {
-            for &x in &study.x.values {
-                let setup = series.setup(study.x.sets, x)?;
-                let known = work.iter().position(|work| work.setup == setup);
-                places.push(known.unwrap_or(work.len()));
-                if known.is_none() {
-                    work.push(Work { setup, platform, values: &values, seed: options.seed });
+    type Study = Study;
+
+    fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
+        study::studies(figure)
+    }
+
+    fn fitted(&self, seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
+        let (platform, fitted) = fit::dfabric(seed)?;
+        Ok((vec![platform], fitted))
+    }
+
+    fn judge(
+        &self,
+        studies: &[Study],
+        platforms: &[Platform],
+        options: &ReproduceOptions,
+        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+    ) -> Result<Judged, ReproduceError> {
+        let platform = reproduce::only(platforms)?;
+        let values = reproduce::values(platform);
+        // What several points show is run once.
+        let (mut work, mut places): (Vec<Work<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
+        for study in studies {
+            for series in &study.series {
+                for &x in &study.x.values {
+                    let setup = series.setup(study.x.sets, x)?;
+                    let known = work.iter().position(|work| work.setup == setup);
+                    places.push(known.unwrap_or(work.len()));
+                    if known.is_none() {
+                        work.push(Work { setup, platform, values: &values, seed: options.seed });
+                    }
                 }
             }
         }
+        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+        let outcomes = places.into_iter().map(|place| outcomes[place].clone()).collect();
+        let line = |series: &DFabricSeries, _| (series.name.clone(), class(series.setup.system));
+        let figures = Figure::all(studies, outcomes, &["busiest", "drops"], line, |study, series, x, outcome| {
+            let y = series.metric.unwrap_or(study.y.metric).of(outcome, x);
+            Dot { x, y, spread: (y, y), details: details(outcome) }
+        });
+        let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
+        Ok(Judged { figures, claims, trends, sums, incomplete })
     }
-    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-    let outcomes = places.into_iter().map(|place| outcomes[place].clone()).collect();
-    let line = |series: &DFabricSeries, _| (series.name.clone(), class(series.setup.system));
-    let figures = Figure::all(studies, outcomes, &["busiest", "drops"], line, |study, series, x, outcome| {
-        let y = series.metric.unwrap_or(study.y.metric).of(outcome, x);
-        Dot { x, y, spread: (y, y), details: details(outcome) }
-    });
-    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
-    Ok(Judged { figures, claims, trends, sums, incomplete })
 }
 
 /// One point to run.
@@ -140,11 +123,11 @@ fn class(system: System) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reproduce::{csv, page, table};
+    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
 
     fn run(figure: &str, jobs: usize) -> Reproduction {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
-        reproduce(&options, &mut |_| true).unwrap()
+        reproduce(&DFabric, &options, &mut |_| true).unwrap()
     }
 
     #[test]

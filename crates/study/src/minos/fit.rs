@@ -3,7 +3,7 @@
 use remora_model::platform::Platform;
 use remora_replica::ddp::Model;
 
-use super::MinosOptions;
+use super::Minos;
 use super::point::{AblationStep, PointError, Setup};
 use crate::reproduce::{Fitted, fit, fit_count};
 
@@ -11,8 +11,8 @@ use crate::reproduce::{Fitted, fit, fit_count};
 const REQUESTS: u64 = 200;
 
 /// The platform with its free parameters fitted. Clients may be given instead.
-pub(super) fn minos(platform: &Platform, options: &MinosOptions) -> Result<(Platform, Vec<Fitted>), PointError> {
-    let (readings, seed) = (options.readings, options.common.seed);
+pub(super) fn minos(platform: &Platform, paper: &Minos, seed: u64) -> Result<(Platform, Vec<Fitted>), PointError> {
+    let readings = paper.readings;
     let run = |setup: Setup, platform: &Platform| setup.run_on(&setup.spec(platform, readings)?, REQUESTS, seed);
     let mut fitted = Vec::new();
     // Section IV: communication is 51 to 73 % of a write, from one model to the other (MI-006).
@@ -26,7 +26,7 @@ pub(super) fn minos(platform: &Platform, options: &MinosOptions) -> Result<(Plat
         Ok(ends)
     };
     let usual = platform.replication.as_ref().map_or(1, |replication| replication.workers);
-    let workers = match options.workers {
+    let workers = match paper.workers {
         Some(workers) => f64::from(workers),
         None if readings.five_clients => usual as f64,
         None => {

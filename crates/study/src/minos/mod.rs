@@ -16,15 +16,13 @@ pub use readings::{Chosen, Reading, ReadingsTable, readings};
 use study::{MinosSeries, Study};
 
 use crate::reproduce::{
-    self, Change, Dot, Figure, Fitted, Judged, Mutation, Point, Ran, ReproduceError, ReproduceProgress, Reproduction,
-    run_all,
+    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, run_all,
 };
 
-/// What to reproduce, and how.
-#[derive(Clone, Debug)]
-pub struct MinosOptions {
-    /// As for every paper.
-    pub common: reproduce::ReproduceOptions,
+/// Psistakis et al., MINOS, HPCA 2025.
+#[derive(Clone, Copy, Debug)]
+pub struct Minos {
     /// Requests of each node that are measured; the paper has 100,000.
     pub requests: u64,
     /// Clients of each node, instead of as many as fit the text best.
@@ -33,89 +31,65 @@ pub struct MinosOptions {
     pub readings: Chosen,
 }
 
-/// Reproduces the figures. `progress` hears of every point; when it returns false the run ends.
-pub fn reproduce(
-    options: &MinosOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Reproduction, ReproduceError> {
-    let seed = options.common.seed;
-    let (Judged { figures, claims, trends, sums, incomplete }, platform, fitted) = judged(options, progress)?;
-    let workers = platform.replication.as_ref().map_or(0, |replication| replication.workers);
-    Ok(Reproduction {
-        system: "MINOS",
-        about: "Remora's replication engine on a modelled cluster with the parameters that the paper prints.",
-        claims,
-        trends,
-        figures,
-        fitted,
-        provenance: vec![
-            reproduce::provenance(&platform),
-            format!("{workers} clients and {} measured requests a node", options.requests),
-        ],
-        sums,
-        incomplete,
-        seed,
-    })
+fn workers(platform: &Platform) -> u64 {
+    platform.replication.as_ref().map_or(0, |replication| replication.workers)
 }
 
-/// Fits, runs and judges.
-fn judged(
-    options: &MinosOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<(Judged, Platform, Vec<Fitted>), ReproduceError> {
-    let studies = study::studies(options.common.figure.as_deref())?;
-    let (platform, fitted) = fit::minos(&Platform::load("minos")?, options)?;
-    Ok((judge(&studies, &platform, options, progress)?, platform, fitted))
-}
+impl Paper for Minos {
+    const SYSTEM: &'static str = "MINOS";
+    const ABOUT: &'static str =
+        "Remora's replication engine on a modelled cluster with the parameters that the paper prints.";
 
-/// Tries what the checks catch of such changes to the platform, after fitting.
-pub fn mutate(
-    options: &MinosOptions,
-    changes: &[Change],
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Mutation, ReproduceError> {
-    let seed = options.common.seed;
-    let studies = study::studies(options.common.figure.as_deref())?;
-    let (platform, _) = fit::minos(&Platform::load("minos")?, options)?;
-    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms
-    {
-        [platform, ..] => {
-            let common = reproduce::ReproduceOptions { seed, ..options.common.clone() };
-            judge(&studies, platform, &MinosOptions { common, ..options.clone() }, progress)
-        }
-        [] => Err(ReproduceError::Interrupted),
-    };
-    reproduce::mutate("MINOS", (&[platform], changes), seed, judge, progress)
-}
+    type Study = Study;
 
-/// Runs the studies on this platform, and judges what comes.
-fn judge(
-    studies: &[Study],
-    platform: &Platform,
-    options: &MinosOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Judged, ReproduceError> {
-    let (values, mut work) = (reproduce::values(platform), Vec::new());
-    for study in studies {
-        for series in &study.series {
-            for &x in &study.x.values {
-                let setup = series.setup(study.x.sets, x)?;
-                let spec = setup.spec(platform, options.readings)?;
-                let MinosOptions { requests, readings, .. } = *options;
-                work.push(Work { setup, spec, values: &values, requests, readings, seed: options.common.seed });
+    fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
+        study::studies(figure)
+    }
+
+    fn fitted(&self, seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
+        let (platform, fitted) = fit::minos(&Platform::load("minos")?, self, seed)?;
+        Ok((vec![platform], fitted))
+    }
+
+    fn judge(
+        &self,
+        studies: &[Study],
+        platforms: &[Platform],
+        options: &ReproduceOptions,
+        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+    ) -> Result<Judged, ReproduceError> {
+        let platform = reproduce::only(platforms)?;
+        let Self { requests, readings, .. } = *self;
+        let (values, mut work) = (reproduce::values(platform), Vec::new());
+        for study in studies {
+            for series in &study.series {
+                for &x in &study.x.values {
+                    let setup = series.setup(study.x.sets, x)?;
+                    let spec = setup.spec(platform, readings)?;
+                    work.push(Work { setup, spec, values: &values, requests, readings, seed: options.seed });
+                }
             }
         }
+        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+        let line = |series: &MinosSeries, number| (series.name.clone(), class(series, number));
+        let figures =
+            Figure::all(studies, outcomes, &["host and NIC cores busy"], line, |study, series, x, outcome| {
+                let y = series.metric.unwrap_or(study.y.metric).of(outcome);
+                let (host, nic) = outcome.busy;
+                Dot { x, y, spread: (y, y), details: vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)] }
+            });
+        let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures, workers(platform)));
+        Ok(Judged { figures, claims, trends, sums, incomplete })
     }
-    let Ran { outcomes, sums, incomplete } = run_all(&work, &options.common, progress)?;
-    let line = |series: &MinosSeries, number| (series.name.clone(), class(series, number));
-    let figures = Figure::all(studies, outcomes, &["host and NIC cores busy"], line, |study, series, x, outcome| {
-        let y = series.metric.unwrap_or(study.y.metric).of(outcome);
-        let (host, nic) = outcome.busy;
-        Dot { x, y, spread: (y, y), details: vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)] }
-    });
-    let workers = platform.replication.as_ref().map_or(0, |replication| replication.workers);
-    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures, workers));
-    Ok(Judged { figures, claims, trends, sums, incomplete })
+
+    fn provenance(&self, platforms: &[Platform]) -> Vec<String> {
+        let line = |platform| {
+            let clients = workers(platform);
+            let run = format!("{clients} clients and {} measured requests a node", self.requests);
+            [reproduce::provenance(platform), run]
+        };
+        platforms.iter().flat_map(line).collect()
+    }
 }
 
 /// Lines of a figure that shows each model once.
@@ -162,16 +136,19 @@ fn class(series: &MinosSeries, number: usize) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reproduce::{csv, page, table};
+    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
 
-    fn options(figure: &str, jobs: usize) -> MinosOptions {
-        let common = reproduce::ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
-        MinosOptions { common, requests: 60, workers: Some(2), readings: Chosen::default() }
+    fn small() -> Minos {
+        Minos { requests: 60, workers: Some(2), readings: Chosen::default() }
+    }
+
+    fn options(figure: &str, jobs: usize) -> ReproduceOptions {
+        ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 }
     }
 
     #[test]
     fn the_same_seed_gives_the_same_bits_from_any_number_of_threads() {
-        let run = |jobs| reproduce(&options("12", jobs), &mut |_| true).unwrap();
+        let run = |jobs| reproduce(&small(), &options("12", jobs), &mut |_| true).unwrap();
         let (first, second) = (run(1), run(3));
         assert_eq!(first.figures, second.figures);
         let bits = |all: &Reproduction| all.figures.iter().map(csv).collect::<String>();
@@ -180,8 +157,8 @@ mod tests {
         assert_eq!(bits(&first).lines().count(), 1 + 5 * 6);
         assert!(bits(&first).starts_with("figure,series,x,x_unit,y,y_unit\n12,synch,1,step,"));
         let mut other = options("12", 2);
-        other.common.seed = 43;
-        let other = reproduce(&other, &mut |_| true).unwrap();
+        other.seed = 43;
+        let other = reproduce(&small(), &other, &mut |_| true).unwrap();
         assert_ne!(first.figures, other.figures);
         assert!(table(&first).contains("MI-023") && page(&first).contains("<svg"));
     }
@@ -199,7 +176,7 @@ mod tests {
 
     #[test]
     fn each_reading_moves_something_and_the_usual_one_nothing() {
-        let table = readings(&MinosOptions { workers: None, ..options("12", 2) }, &mut |_| true).unwrap();
+        let table = readings(&Minos { workers: None, ..small() }, &options("12", 2), &mut |_| true).unwrap();
         assert_eq!(table.outcomes.len(), table.readings.len() + 3);
         let moved = |name: &str| {
             let outcome = table.outcomes.iter().find(|outcome| outcome.name == name).unwrap();
@@ -211,15 +188,15 @@ mod tests {
             assert!(moved(reading.name) > 0.0, "{}", reading.name);
             assert!(table.table().contains(reading.source), "{}", reading.name);
         }
-        let cut = readings(&options("12", 1), &mut |progress| progress.done < 45).unwrap();
+        let cut = readings(&small(), &options("12", 1), &mut |progress| progress.done < 45).unwrap();
         assert!(cut.incomplete.is_some_and(|why| why.contains("1 of 14")), "{:?}", cut.outcomes);
     }
 
     #[test]
     fn it_stops_when_told_to_and_knows_its_figures() {
-        let result = reproduce(&options("4", 2), &mut |progress| progress.done < 3);
+        let result = reproduce(&small(), &options("4", 2), &mut |progress| progress.done < 3);
         assert!(result.is_ok_and(|cut| cut.incomplete.is_some_and(|why| why.contains("points were run"))));
-        let error = reproduce(&options("5", 1), &mut |_| true).unwrap_err().to_string();
+        let error = reproduce(&small(), &options("5", 1), &mut |_| true).unwrap_err().to_string();
         assert!(error.starts_with("there is no figure 5: choose one of 4, 9a"), "{error}");
     }
 

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use remora_model::cluster::Readings;
 use serde::Serialize;
 
-use super::MinosOptions;
-use crate::reproduce::{Judged, ReproduceError, ReproduceProgress};
+use super::Minos;
+use crate::reproduce::{Judged, ReproduceError, ReproduceOptions, ReproduceProgress, fit_and_judge};
 
 /// What the text says of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -184,7 +184,8 @@ pub struct ReadingsTable {
 
 /// Runs all figures with each reading alone, with all that the text is for, and with all that it leaves open.
 pub fn readings(
-    options: &MinosOptions,
+    paper: &Minos,
+    options: &ReproduceOptions,
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<ReadingsTable, ReproduceError> {
     let mut runs = vec![("usual".to_string(), Chosen::default())];
@@ -203,7 +204,7 @@ pub fn readings(
     let (turns, mut before) = (runs.len(), (0, 0.0));
     let mut last = before;
     let mut table =
-        ReadingsTable { readings: READINGS.into(), outcomes: Vec::new(), seed: options.common.seed, incomplete: None };
+        ReadingsTable { readings: READINGS.into(), outcomes: Vec::new(), seed: options.seed, incomplete: None };
     let mut base: Option<Judged> = None;
     for (turn, (name, chosen)) in runs.into_iter().enumerate() {
         let mut hear = |p: ReproduceProgress| {
@@ -211,7 +212,7 @@ pub fn readings(
             let (done, total) = (turn * p.total + p.done, turns * p.total);
             progress(ReproduceProgress { done, total, events: last.0, seconds: last.1 })
         };
-        match super::judged(&MinosOptions { readings: chosen, ..options.clone() }, &mut hear) {
+        match fit_and_judge(&Minos { readings: chosen, ..*paper }, options, &mut hear) {
             Ok((judged, ..)) if judged.incomplete.is_none() => {
                 table.outcomes.push(outcome(name, &judged, base.as_ref().unwrap_or(&judged)));
                 base.get_or_insert(judged);

@@ -13,73 +13,57 @@ pub use point::{PointFigures, Run, Server, Setup};
 use study::{RambdaSeries, Study};
 
 use crate::reproduce::{
-    self, Change, Dot, Figure, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions, ReproduceProgress,
-    Reproduction, number, run_all,
+    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, number, run_all,
 };
 
-/// Reproduces RAMBDA's figures. `progress` hears of every point; when it returns false the run ends.
-pub fn reproduce(
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Reproduction, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platform, fitted) = fit::rambda(options.seed)?;
-    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platform, options, progress)?;
-    Ok(Reproduction {
-        system: "RAMBDA",
-        about: "Figures of Yuan et al., HPCA 2023, from modelled rings, cpoll and a coherent accelerator on the hardware \
-                that the paper describes.",
-        claims,
-        trends,
-        figures,
-        fitted,
-        provenance: vec![reproduce::provenance(&platform)],
-        sums,
-        incomplete,
-        seed: options.seed,
-    })
-}
+/// Yuan et al., "RAMBDA: RDMA-driven Acceleration Framework", HPCA 2023.
+#[derive(Clone, Copy, Debug)]
+pub struct Rambda;
 
-/// Tries what the checks catch of such changes to the platform, after fitting.
-pub fn mutate(
-    options: &ReproduceOptions,
-    changes: &[Change],
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Mutation, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platform, _) = fit::rambda(options.seed)?;
-    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| match platforms
-    {
-        [platform, ..] => judge(&studies, platform, &ReproduceOptions { seed, ..options.clone() }, progress),
-        [] => Err(ReproduceError::Interrupted),
-    };
-    reproduce::mutate("RAMBDA", (&[platform], changes), options.seed, judge, progress)
-}
+impl Paper for Rambda {
+    const SYSTEM: &'static str = "RAMBDA";
+    const ABOUT: &'static str = "Figures of Yuan et al., HPCA 2023, from modelled rings, cpoll and a coherent accelerator on the hardware that \
+         the paper describes.";
 
-/// Runs the studies on this platform, and judges what comes.
-fn judge(
-    studies: &[Study],
-    platform: &Platform,
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Judged, ReproduceError> {
-    let (values, mut work) = (reproduce::values(platform), Vec::new());
-    for study in studies {
-        for series in &study.series {
-            for &x in &study.x.values {
-                let setup = series.setup(study.x.sets, x)?;
-                work.push(Work { setup, platform, values: &values, seed: options.seed });
+    type Study = Study;
+
+    fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
+        study::studies(figure)
+    }
+
+    fn fitted(&self, seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
+        let (platform, fitted) = fit::rambda(seed)?;
+        Ok((vec![platform], fitted))
+    }
+
+    fn judge(
+        &self,
+        studies: &[Study],
+        platforms: &[Platform],
+        options: &ReproduceOptions,
+        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+    ) -> Result<Judged, ReproduceError> {
+        let platform = reproduce::only(platforms)?;
+        let (values, mut work) = (reproduce::values(platform), Vec::new());
+        for study in studies {
+            for series in &study.series {
+                for &x in &study.x.values {
+                    let setup = series.setup(study.x.sets, x)?;
+                    work.push(Work { setup, platform, values: &values, seed: options.seed });
+                }
             }
         }
+        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+        let line = |series: &RambdaSeries, _| (series.name.clone(), class(series.setup.server));
+        let figures =
+            Figure::all(studies, outcomes, &["busiest", "media writes"], line, |study, series, x, outcome| {
+                let y = series.metric.unwrap_or(study.y.metric).of(outcome);
+                Dot { x, y, spread: (y, y), details: details(outcome) }
+            });
+        let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
+        Ok(Judged { figures, claims, trends, sums, incomplete })
     }
-    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-    let line = |series: &RambdaSeries, _| (series.name.clone(), class(series.setup.server));
-    let figures = Figure::all(studies, outcomes, &["busiest", "media writes"], line, |study, series, x, outcome| {
-        let y = series.metric.unwrap_or(study.y.metric).of(outcome);
-        Dot { x, y, spread: (y, y), details: details(outcome) }
-    });
-    let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
-    Ok(Judged { figures, claims, trends, sums, incomplete })
 }
 
 /// One point to run.
@@ -128,11 +112,11 @@ fn class(server: Server) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reproduce::{csv, page, table};
+    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
 
     fn run(figure: &str, jobs: usize) -> Reproduction {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };
-        reproduce(&options, &mut |_| true).unwrap()
+        reproduce(&Rambda, &options, &mut |_| true).unwrap()
     }
 
     #[test]

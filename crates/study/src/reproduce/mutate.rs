@@ -51,11 +51,16 @@ impl Change {
 
 /// What is run and judged for a platform's values.
 #[derive(Clone, Debug)]
-pub(crate) struct Judged {
+pub struct Judged {
+    /// The figures.
     pub figures: Vec<Figure>,
+    /// The paper's calibration rows beside the model.
     pub claims: Vec<Claim>,
+    /// What the paper's text says about shapes.
     pub trends: Vec<Trend>,
+    /// What running it took.
     pub sums: Sums,
+    /// What is missing, if the user wanted no more.
     pub incomplete: Option<String>,
 }
 
@@ -223,12 +228,12 @@ impl Mutant {
 }
 
 /// What runs and judges a paper on platforms with a seed.
-pub(crate) type Judge<'a> =
+pub(super) type Judge<'a> =
     dyn FnMut(&[Platform], u64, &mut dyn FnMut(ReproduceProgress) -> bool) -> Result<Judged, ReproduceError> + 'a;
 
 /// Tries all mutants of these platforms that are of such `changes`. `progress` hears of every point; when it says no, what
 /// was tried by then is given.
-pub(crate) fn mutate(
+pub(super) fn try_mutants(
     system: &'static str,
     (platforms, changes): (&[Platform], &[Change]),
     seed: u64,

@@ -17,72 +17,52 @@ use point::Ground;
 use study::{StromSeries, Study};
 
 use crate::reproduce::{
-    self, Change, Dot, Figure, FigureError, Judged, Mutation, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, Reproduction, number, run_all,
+    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
+    ReproduceProgress, number, run_all,
 };
 
-/// Reproduces StRoM's figures. `progress` hears of every point; when it returns false the run ends.
-pub fn reproduce(
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Reproduction, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platforms, fitted) = fit::strom(options.seed)?;
-    let Judged { figures, claims, trends, sums, incomplete } = judge(&studies, &platforms, options, progress)?;
-    let figures = figures.into_iter().map(|figure| figure.with_printed(&claims, &PRINTED)).collect();
-    Ok(Reproduction {
-        system: "StRoM",
-        about: "Figures of Sidler et al., EuroSys 2020, from Remora's protocol engine and kernels on the hardware that \
-                the paper describes.",
-        claims,
-        trends,
-        figures,
-        fitted,
-        provenance: platforms.iter().map(reproduce::provenance).collect(),
-        sums,
-        incomplete,
-        seed: options.seed,
-    })
-}
+/// Sidler et al., "StRoM: Smart Remote Memory", EuroSys 2020.
+#[derive(Clone, Copy, Debug)]
+pub struct Strom;
 
-/// Tries what the checks catch of such changes to the platforms, after fitting.
-pub fn mutate(
-    options: &ReproduceOptions,
-    changes: &[Change],
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Mutation, ReproduceError> {
-    let studies = study::studies(options.figure.as_deref())?;
-    let (platforms, _) = fit::strom(options.seed)?;
-    let judge = &mut |platforms: &[Platform], seed, progress: &mut dyn FnMut(ReproduceProgress) -> bool| {
-        judge(&studies, platforms, &ReproduceOptions { seed, ..options.clone() }, progress)
-    };
-    reproduce::mutate("StRoM", (&platforms, changes), options.seed, judge, progress)
-}
+impl Paper for Strom {
+    const SYSTEM: &'static str = "StRoM";
+    const ABOUT: &'static str = "Figures of Sidler et al., EuroSys 2020, from Remora's protocol engine and kernels on the hardware that the paper \
+         describes.";
+    const PRINTED: &'static [(&'static str, &'static str, u64)] = &[("ST-085", "13a", 8)];
 
-/// Runs the studies on these platforms, and judges what comes.
-fn judge(
-    studies: &[Study],
-    platforms: &[Platform],
-    options: &ReproduceOptions,
-    progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-) -> Result<Judged, ReproduceError> {
-    let mut work = Vec::new();
-    for study in studies {
-        Work::add(study, platforms, options.seed, &mut work)?;
+    type Study = Study;
+
+    fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
+        study::studies(figure)
     }
-    let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-    let line = |series: &StromSeries, number| (series.name.clone(), class(&series.name, number));
-    let figures = Figure::all(studies, outcomes, &["busiest", "energy"], line, |study, _, x, outcome| {
-        let (y, low, high) = point::shown(study, outcome);
-        Dot { x, y, spread: (low, high), details: details(outcome) }
-    });
-    let claims = checks::claims(&figures, platforms);
-    let trends = checks::trends(&figures);
-    Ok(Judged { figures, claims, trends, sums, incomplete })
-}
 
-/// Claims that are points of a figure: which one, of which figure, at which x.
-const PRINTED: [(&str, &str, u64); 1] = [("ST-085", "13a", 8)];
+    fn fitted(&self, seed: u64) -> Result<(Vec<Platform>, Vec<Fitted>), ReproduceError> {
+        fit::strom(seed)
+    }
+
+    fn judge(
+        &self,
+        studies: &[Study],
+        platforms: &[Platform],
+        options: &ReproduceOptions,
+        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
+    ) -> Result<Judged, ReproduceError> {
+        let mut work = Vec::new();
+        for study in studies {
+            Work::add(study, platforms, options.seed, &mut work)?;
+        }
+        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
+        let line = |series: &StromSeries, number| (series.name.clone(), class(&series.name, number));
+        let figures = Figure::all(studies, outcomes, &["busiest", "energy"], line, |study, _, x, outcome| {
+            let (y, low, high) = point::shown(study, outcome);
+            Dot { x, y, spread: (low, high), details: details(outcome) }
+        });
+        let claims = checks::claims(&figures, platforms);
+        let trends = checks::trends(&figures);
+        Ok(Judged { figures, claims, trends, sums, incomplete })
+    }
+}
 
 /// One point to run.
 struct Work<'a> {
@@ -153,11 +133,11 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::reproduce::{csv, page, table};
+    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
 
     fn run(jobs: usize, cache: Option<PathBuf>) -> Reproduction {
         let options = ReproduceOptions { figure: Some("7".into()), jobs, cache, seed: 42 };
-        reproduce(&options, &mut |_| true).unwrap()
+        reproduce(&Strom, &options, &mut |_| true).unwrap()
     }
 
     #[test]
@@ -186,7 +166,7 @@ mod tests {
     #[test]
     fn a_point_of_the_papers_text_is_drawn() {
         let options = ReproduceOptions { figure: Some("13a".into()), jobs: 2, cache: None, seed: 42 };
-        let all = reproduce(&options, &mut |_| true).unwrap();
+        let all = reproduce(&Strom, &options, &mut |_| true).unwrap();
         let [printed] = &all.figures[0].printed[..] else { panic!("one point: {:?}", all.figures[0].printed) };
         assert_eq!((printed.id.as_str(), printed.x, printed.low, printed.high), ("ST-085", 8, 25.0, 25.0));
         let page = page(&all);
@@ -199,21 +179,21 @@ mod tests {
     #[test]
     fn it_stops_when_told_to() {
         let options = ReproduceOptions { figure: Some("5a".into()), jobs: 2, cache: None, seed: 1 };
-        let result = reproduce(&options, &mut |progress| progress.done < 3);
+        let result = reproduce(&Strom, &options, &mut |progress| progress.done < 3);
         // No line has all of its points.
         let cut = result.unwrap();
         assert!(cut.figures.is_empty() && cut.incomplete.is_some_and(|why| why.contains(" of ")));
         let options = ReproduceOptions { figure: Some("7".into()), jobs: 1, cache: None, seed: 1 };
-        let cut = reproduce(&options, &mut |progress| progress.done < 8).unwrap();
+        let cut = reproduce(&Strom, &options, &mut |progress| progress.done < 8).unwrap();
         assert!(
             cut.figures[0].lines.len() == 1
                 && table(&cut).contains("interrupted")
                 && page(&cut).contains("interrupted")
         );
-        let result = reproduce(&options, &mut |_| false);
+        let result = reproduce(&Strom, &options, &mut |_| false);
         assert!(result.is_ok_and(|cut| cut.incomplete.is_some()));
         let options = ReproduceOptions { figure: Some("6".into()), ..options };
-        let error = reproduce(&options, &mut |_| true).unwrap_err().to_string();
+        let error = reproduce(&Strom, &options, &mut |_| true).unwrap_err().to_string();
         assert!(error.starts_with("there is no figure 6: choose one of 5a, 5b"), "{error}");
     }
 }
