@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use remora_real::{Gate, GateFigures, RackConfig, RackDaemon, TrunkConfig};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::exec::program::{self, CLibrary};
 use crate::output::print;
@@ -188,7 +189,15 @@ fn start_gate(other: &OtherRack) -> Result<Child, Failure> {
     command.stdin(Stdio::null()).spawn().map_err(cannot)
 }
 
+/// As many descriptors as this process may have: each process of the rack takes one, and each pair of them.
+fn take_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // With fewer there is less room, and no more wrong.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
 fn serve(rack: &Rack) -> Result<(), Failure> {
+    take_descriptors();
     let config = RackConfig { memory: rack.memory };
     let mut daemon = RackDaemon::bind(config).map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => Failure::Failed("this user's rack has its daemon already".into()),

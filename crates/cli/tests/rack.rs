@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use remora_testing::{Running, eventually, skip};
+use remora_testing::{Namespaces, Running, eventually, skip};
 
 const REMORA: &str = env!("CARGO_BIN_EXE_remora");
 
@@ -49,7 +49,7 @@ fn connections_are_what_they_were() {
         let words = ["600", "/usr/bin/python3", program.to_str().expect("a path"), "all", seed];
         let output = end(start(&["--after", after], "timeout", &words), "rack.py");
         let said = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(said.lines().count(), 39, "{said}");
+        assert_eq!(said.lines().count(), 40, "{said}");
     }
     // What the kernel's TCP does not do is not asked of the rack.
     let names = [
@@ -69,6 +69,50 @@ fn connections_are_what_they_were() {
     let output = output.expect("it runs");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.lines().count() == names.len(), "{output:?}");
+}
+
+/// What programs do amid calls on connections, over the kernel's TCP and in a rack: each part ends as it does there.
+#[test]
+fn what_comes_amid_calls_does_no_harm() {
+    if !ready("cc", "gcc") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let (source, program) =
+        (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/hostile.c"), dir.path().join("hostile"));
+    let compiled = Command::new("cc").args(["-pthread", source, "-o"]).arg(&program).status().expect("cc runs");
+    assert!(compiled.success(), "it is compiled");
+    let program = program.to_str().expect("a path");
+    // A signal that is kept from it would not end it.
+    let limit = ["--signal=KILL", "300", program];
+    let by_kernel = Command::new("timeout").args(limit).output().expect("it runs");
+    assert!(by_kernel.status.success(), "over TCP: {by_kernel:?}");
+    for options in [&["--after", "1"][..], &[]] {
+        let in_rack = end(start(options, "timeout", &limit), "in a rack");
+        assert_eq!(String::from_utf8_lossy(&in_rack.stdout), String::from_utf8_lossy(&by_kernel.stdout));
+    }
+}
+
+/// A daemon that has next to no descriptors goes on, sleeps while there is nothing to do, and serves whom it has room for.
+#[test]
+fn a_daemon_without_descriptors_goes_on() {
+    if !ready("python3", "python3") {
+        return;
+    }
+    let Some(namespaces) = Namespaces::new(1, 1500) else { return };
+    let mut daemon = namespaces.command(0, "sh");
+    daemon.args(["-c", "ip link set lo up; ulimit -n 24; exec \"$0\" rack", REMORA]).stdin(Stdio::null());
+    let mut daemon = Running(daemon.stdout(Stdio::piped()).spawn().expect("it starts"));
+    let mut line = String::new();
+    BufReader::new(daemon.0.stdout.as_mut().expect("its output")).read_line(&mut line).expect("a line");
+    assert!(line.contains("open"), "{line}");
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/rack.py");
+    let mut command = namespaces.command(0, REMORA);
+    command.args(["rack", "exec", "--after", "1", "--", "timeout", "60", "/usr/bin/python3"]).arg(program);
+    let output = command.arg("check_crowd").env("REMORA_TEST_DAEMON", daemon.0.id().to_string()).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    assert!(daemon.0.try_wait().expect("its state").is_none(), "it goes on");
 }
 
 /// A program that is linked statically keeps the kernel's TCP, and nobody says a word of it.

@@ -182,6 +182,12 @@ impl Meeting {
         freed
     }
 
+    /// Whether a process still has the end, and the buffer, that it was to be told of.
+    pub fn is_current(&self, told: &Introduction) -> bool {
+        let link = self.links.get(&told.key);
+        link.is_some_and(|link| link.buffer == Some(told.buffer) && link.ends[told.end as usize] == Some(told.node))
+    }
+
     /// Connections whose two ends are here.
     pub fn connections(&self) -> usize {
         self.links.values().filter(|link| link.buffer.is_some()).count()
@@ -282,6 +288,7 @@ mod tests {
         let [to_b, to_a] = meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap();
         assert_eq!((to_b.node, to_b.end, to_a.node, to_a.end), (B, ConnectionEnd::Low, A, ConnectionEnd::High));
         assert_eq!(to_a.buffer, to_b.buffer);
+        assert!(meeting.is_current(&to_a) && meeting.is_current(&to_b));
         let section = to_a.buffer.section();
         assert!(meeting.may_see(A, section) && meeting.may_see(B, section) && !meeting.may_see(C, section));
         // A second connection of the pair shares the section, one of another pair does not.

@@ -4,10 +4,10 @@
 //! connections lie in it and to nobody else, and sealed so that neither can cut it short under the other. The daemon touches
 //! no byte of it. When it ends, connections that have their buffer go on; others stay the kernel's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remora_memory::Buffer;
 use remora_rack::frame::{LONGEST, Reply, Request, name};
@@ -23,8 +23,10 @@ use rustix::process::Uid;
 use crate::link::unix_socket;
 use crate::sys::Sleeper;
 
-/// Messages taken from a process before the next has its turn.
+/// Messages taken from a process before the next has its turn, and connections before those that are there have theirs.
 const BATCH: usize = 64;
+/// How long nobody is let in once there is no descriptor left for one.
+const FULL: Duration = Duration::from_millis(100);
 
 /// How large a rack is.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,8 @@ struct Process {
     socket: OwnedFd,
     /// It has said hello.
     known: bool,
+    /// What there was no room for when it was to be told.
+    unsaid: VecDeque<Introduction>,
 }
 
 /// The daemon of one user in one network namespace.
@@ -62,6 +66,8 @@ pub struct RackDaemon {
     next: u32,
     met: u64,
     sleeper: Sleeper,
+    /// Nobody is let in before.
+    full_until: Option<Instant>,
 }
 
 impl RackDaemon {
@@ -72,14 +78,28 @@ impl RackDaemon {
     /// `AddrInUse` if the user has one already.
     pub fn bind(config: RackConfig) -> io::Result<Self> {
         let user = rustix::process::geteuid();
+        Self::under(&name(user.as_raw()), user, config)
+    }
+
+    fn under(name: &str, user: Uid, config: RackConfig) -> io::Result<Self> {
         let listener = unix_socket()?;
-        net::bind(&listener, &SocketAddrUnix::new_abstract_name(name(user.as_raw()).as_bytes())?)?;
+        net::bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         net::listen(&listener, 1024)?;
         let sections = u32::try_from(config.memory / SECTION_BYTES).unwrap_or(u32::MAX);
         let meeting = MeetingConfig { sections, buffer_bytes: LINK_BYTES as u64, waiting: 1 << 16 };
         let meeting = Meeting::new(meeting).map_err(io::Error::other)?;
         let (processes, sections) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { listener, user, meeting, processes, sections, next: 1, met: 0, sleeper: Sleeper::new() })
+        Ok(Self {
+            listener,
+            user,
+            meeting,
+            processes,
+            sections,
+            next: 1,
+            met: 0,
+            sleeper: Sleeper::new(),
+            full_until: None,
+        })
     }
 
     /// Whether a daemon of this user listens here.
@@ -108,20 +128,30 @@ impl RackDaemon {
         self.processes.is_empty()
     }
 
-    /// Does what there is to do, after sleeping until there is something or `timeout` has passed.
+    /// Does what there is to do, after sleeping until there is something or `timeout` has passed. While there are no descriptors
+    /// left nobody is let in, and those who are here are served.
     ///
     /// # Errors
     ///
-    /// What the kernel says when it has no descriptors left.
+    /// What the kernel says of the daemon's own socket.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let sockets = self.processes.values().map(|process| process.socket.as_raw_fd());
-        let listener = self.listener.as_raw_fd();
-        self.sleeper.add(|fds| fds.extend(sockets.chain([listener])));
-        self.sleeper.sleep(timeout);
+        let now = Instant::now();
+        self.full_until = self.full_until.filter(|until| *until > now);
+        // Who waits there would wake it for nothing.
+        let listener = self.full_until.is_none().then(|| self.listener.as_raw_fd());
+        self.sleeper.add(|fds| fds.extend(sockets.chain(listener)));
+        let deaf = self.processes.values().filter(|process| !process.unsaid.is_empty());
+        deaf.for_each(|process| self.sleeper.add_full(process.socket.as_raw_fd()));
+        let full = self.full_until.map(|until| until - now);
+        self.sleeper.sleep([timeout, full].into_iter().flatten().min());
         self.sleeper.clear();
-        self.accept()?;
+        if self.full_until.is_none() {
+            self.accept()?;
+        }
         let nodes: Vec<NodeId> = self.processes.keys().copied().collect();
         for node in nodes {
+            self.tell_rest(node);
             if !self.serve(node) {
                 self.processes.remove(&node);
                 let freed = self.meeting.node_died(node);
@@ -132,18 +162,40 @@ impl RackDaemon {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        loop {
+        for _ in 0..BATCH {
             match net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
-                    if sockopt::socket_peercred(&socket)?.uid == self.user {
-                        self.processes.insert(NodeId(self.next), Process { socket, known: false });
+                    if sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == self.user) {
+                        self.processes
+                            .insert(NodeId(self.next), Process { socket, known: false, unsaid: VecDeque::new() });
                         self.next = self.next.wrapping_add(1);
                     }
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    if !self.make_room() {
+                        self.full_until = Some(Instant::now() + FULL);
+                        return Ok(());
+                    }
+                }
                 Err(e) => return Err(e.into()),
             }
         }
+        Ok(())
+    }
+
+    /// Lets the first one go that has never said a word, and has been here for nothing. False if there is none.
+    fn make_room(&mut self) -> bool {
+        let silent: Vec<NodeId> =
+            self.processes.iter().filter(|(_, process)| !process.known).map(|(node, _)| *node).collect();
+        // What one has just said may not have been heard yet.
+        let found = silent.into_iter().find(|node| !self.serve(*node) || !self.processes[node].known);
+        if let Some(node) = found {
+            self.processes.remove(&node);
+            let freed = self.meeting.node_died(node);
+            self.let_go(&freed);
+        }
+        found.is_some()
     }
 
     /// Hears a process. False if it is gone, or says what nobody says.
@@ -185,15 +237,45 @@ impl RackDaemon {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             return starts.iter().all(|start| rustix::fs::fallocate(file, flags, *start, WORDS_BYTES as u64).is_ok());
         }
-        let Ok((_, file)) = Buffer::shared(SECTION_BYTES as usize) else { return false };
+        let file = loop {
+            match Buffer::shared(SECTION_BYTES as usize) {
+                Ok((_, file)) => break file,
+                Err(_) if self.make_room() => {}
+                Err(_) => return false,
+            }
+        };
         self.sections.insert(section, file);
         true
     }
 
-    /// Passes a buffer's section to a process. One that does not listen stays with the kernel.
-    fn tell(&self, told: &Introduction) {
+    /// Passes a buffer's section to a process: at once, or when it has heard what it was told before.
+    fn tell(&mut self, told: &Introduction) {
+        let Some(process) = self.processes.get(&told.node) else { return };
+        if process.unsaid.is_empty() && self.say(process, told) {
+            return;
+        }
+        let Some(process) = self.processes.get_mut(&told.node) else { return };
+        // Of what it says there is an end, too: there are no more of these than it has connections.
+        if process.unsaid.len() >= BATCH && process.unsaid.len().is_power_of_two() {
+            process.unsaid.retain(|told| self.meeting.is_current(told));
+        }
+        process.unsaid.push_back(*told);
+    }
+
+    fn tell_rest(&mut self, node: NodeId) {
+        while let Some(process) = self.processes.get(&node)
+            && let Some(told) = process.unsaid.front()
+            // It may be over by now, and somebody else have its section.
+            && (!self.meeting.is_current(told) || self.say(process, told))
+        {
+            self.processes.get_mut(&node).and_then(|process| process.unsaid.pop_front());
+        }
+    }
+
+    /// False if there is no room for it now.
+    fn say(&self, process: &Process, told: &Introduction) -> bool {
         let section = told.buffer.section();
-        let (Some(file), Some(process)) = (self.sections.get(&section), self.processes.get(&told.node)) else { return };
+        let Some(file) = self.sections.get(&section) else { return true };
         let offset = told.buffer.offset() as u32;
         let bytes = Reply::Matched { key: told.key, end: told.end, section: section.0, offset }.emit();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -201,7 +283,8 @@ impl RackDaemon {
         let files = [file.as_fd()];
         control.push(SendAncillaryMessage::ScmRights(&files));
         let parts = [io::IoSlice::new(bytes.as_slice())];
-        let _ = net::sendmsg(&process.socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let said = net::sendmsg(&process.socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        !matches!(said, Err(Errno::AGAIN | Errno::INTR))
     }
 
     /// A section that is free has no memory: the next who takes it gets a new file.
@@ -209,5 +292,54 @@ impl RackDaemon {
         freed.iter().for_each(|section| {
             self.sections.remove(section);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remora_rack::Key;
+
+    /// Answers that a process does not hear at once wait for it, until what they tell of is over.
+    #[test]
+    fn who_hears_late_hears_all_that_still_counts() {
+        let name = format!("remora/test/{}", std::process::id());
+        let user = rustix::process::geteuid();
+        let mut daemon = RackDaemon::under(&name, user, RackConfig { memory: 1 << 30 }).unwrap();
+        let socket = unix_socket().unwrap();
+        net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        let say = |daemon: &mut RackDaemon, request: Request| {
+            net::send(&socket, request.emit().as_slice(), SendFlags::empty()).unwrap();
+            daemon.turn(Some(Duration::ZERO)).unwrap();
+        };
+        let ends = |port: u16| {
+            let (own, peer) = (([127, 0, 0, 1], port).into(), ([127, 0, 0, 1], 80).into());
+            [Key::new(1, own, peer), Key::new(1, peer, own)]
+        };
+        say(&mut daemon, Request::Hello { process: 1 });
+        let ports = 1000..2000;
+        for port in ports.clone() {
+            ends(port).into_iter().for_each(|(key, end)| say(&mut daemon, Request::Attach(key, end)));
+            if port % 2 == 1 {
+                ends(port).into_iter().for_each(|(key, end)| say(&mut daemon, Request::Detach(key, end, true)));
+            }
+        }
+        assert!(!daemon.processes[&NodeId(1)].unsaid.is_empty(), "it was told more than it has room for");
+        let mut heard = BTreeMap::new();
+        let mut bytes = [0; LONGEST];
+        for _ in 0..10_000 {
+            daemon.turn(Some(Duration::ZERO)).unwrap();
+            while let Ok((len, _)) = net::recv(&socket, &mut bytes, RecvFlags::DONTWAIT) {
+                let Reply::Matched { key, .. } = Reply::parse(&bytes[..len]).unwrap();
+                *heard.entry(key).or_insert(0) += 1;
+            }
+        }
+        let open: Vec<Key> = ports.filter(|port| port % 2 == 0).map(|port| ends(port)[0].0).collect();
+        assert!(open.iter().all(|key| heard.get(key) == Some(&2)), "both ends of all that are open");
+        assert!(heard.len() < 1000 && daemon.processes[&NodeId(1)].unsaid.is_empty(), "little of what is over");
+        assert_eq!(
+            daemon.figures(),
+            RackFigures { processes: 1, connections: 500, met: 1000, free_sections: 512 - 250 }
+        );
     }
 }

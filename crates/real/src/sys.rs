@@ -13,6 +13,8 @@ const DESCRIPTORS: usize = 16;
 #[derive(Default)]
 pub struct Sleeper {
     fds: Vec<RawFd>,
+    /// Those that are to have room, too.
+    full: Vec<RawFd>,
     /// Empty but for the time of a sleep.
     polls: Vec<PollFd<'static>>,
 }
@@ -20,7 +22,7 @@ pub struct Sleeper {
 impl Sleeper {
     /// With room for its lists.
     pub fn new() -> Self {
-        Self { fds: Vec::with_capacity(DESCRIPTORS), polls: Vec::with_capacity(DESCRIPTORS) }
+        Self { fds: Vec::with_capacity(DESCRIPTORS), full: Vec::new(), polls: Vec::with_capacity(DESCRIPTORS) }
     }
 
     /// Adds descriptors of devices, which must outlive the sleep.
@@ -28,16 +30,22 @@ impl Sleeper {
         add(&mut self.fds);
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.fds.clear();
+    /// Adds one that was full: there may be room for more by then.
+    pub(crate) fn add_full(&mut self, fd: RawFd) {
+        self.full.push(fd);
     }
 
-    /// Sleeps until one of them can be read or `timeout` has passed; for ever without one.
+    pub(crate) fn clear(&mut self) {
+        self.fds.clear();
+        self.full.clear();
+    }
+
+    /// Sleeps until one of them can be read, one that was full has room, or `timeout` has passed; for ever without one.
     pub(crate) fn sleep(&mut self, timeout: Option<Duration>) {
         // SAFETY: the descriptors belong to links and devices of the caller, which outlive this call, and the list is
         // emptied before it ends.
-        let borrowed = self.fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) });
-        self.polls.extend(borrowed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let poll = |flags| move |&fd: &RawFd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, flags);
+        self.polls.extend(self.fds.iter().map(poll(PollFlags::IN)).chain(self.full.iter().map(poll(PollFlags::OUT))));
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         // An interrupted or failed poll only wakes the caller early.
         let _ = rustix::event::poll(&mut self.polls, timeout.as_ref());

@@ -10,14 +10,14 @@ use libc::{
     epoll_event, iovec, mmsghdr, msghdr, off64_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
     timeval,
 };
-use remora_preload::{next, set_errno};
+use remora_preload::set_errno;
 
 use crate::gate::{self, Names, Written};
 use crate::link::{WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket, state};
 use crate::stream::{self, Parts};
 use crate::wait::Sets;
-use crate::{epoll, handover, rack, start, sys, wait};
+use crate::{epoll, handover, own, signals, start, sys, wait};
 
 /// What a function of the C library returns for a result of the kernel's.
 fn result(result: isize) -> ssize_t {
@@ -30,6 +30,7 @@ fn result(result: isize) -> ssize_t {
 
 /// Receives by `plain` if the kernel is to, else from the ring.
 pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
+    signals::may_end();
     let Some(used) = socket::find(fd) else { return plain() };
     let socket = used.address();
     if flags & libc::MSG_ERRQUEUE != 0 {
@@ -50,16 +51,15 @@ pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> s
         } else if socket.state() == state::NEVER {
             return plain();
         }
-        if socket.enter_kernel_rx() {
-            let got = plain();
-            socket.exit_kernel_rx();
-            return got;
+        if let Some(_entered) = socket.enter_kernel_rx() {
+            return plain();
         }
     }
 }
 
 /// Sends by `plain` if the kernel is to, else by the ring.
 pub fn transmit(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
+    signals::may_end();
     let Some(used) = socket::find(fd) else { return plain() };
     let socket = used.address();
     // Positions in the kernel's stream do not tell of what is urgent there.
@@ -79,10 +79,8 @@ pub fn transmit(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> 
         } else if socket.state() == state::NEVER {
             return plain();
         }
-        if socket.enter_kernel_tx() {
-            let sent = plain();
-            socket.exit_kernel_tx();
-            return sent;
+        if let Some(_entered) = socket.enter_kernel_tx() {
+            return plain();
         }
     }
 }
@@ -109,47 +107,66 @@ fn waits_not(flags: c_int) -> c_int {
     if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 }
 }
 
-/// Defines functions of the C library.
-macro_rules! c_functions {
+/// Defines functions of the C library's names.
+macro_rules! c_names {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => { $(
         #[doc = concat!("`", stringify!($name), "`.\n\n# Safety\n\nAs for the C library's.")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result $body
     )* };
 }
+pub(crate) use c_names;
+
+/// Defines functions of the C library's names, amid which no handler runs but where they say so.
+macro_rules! c_functions {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {
+        $crate::calls::c_names! { $(
+            fn $name($($argument: $type),*) -> $result {
+                let _section = $crate::signals::Section::enter();
+                $body
+            }
+        )* }
+    };
+}
 pub(crate) use c_functions;
+
+/// The C library's own function, as of `next!`: what it does is not this library's work.
+macro_rules! plain {
+    ($($call:tt)*) => { $crate::signals::apart(|| remora_preload::next!($($call)*)) };
+}
+pub(crate) use plain;
 
 c_functions! {
     fn read(fd: c_int, out: *mut c_void, len: size_t) -> ssize_t {
-        receive(fd, &Parts(&one(out, len)), 0, || next!(read: fn(c_int, *mut c_void, size_t) -> ssize_t, fd, out, len))
+        receive(fd, &Parts(&one(out, len)), 0, || plain!(read: fn(c_int, *mut c_void, size_t) -> ssize_t, fd, out, len))
     }
 
     fn __read_chk(fd: c_int, out: *mut c_void, len: size_t, room: size_t) -> ssize_t {
         receive(fd, &Parts(&one(out, len)), 0,
-            || next!(__read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t, fd, out, len, room))
+            || plain!(__read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t, fd, out, len, room))
     }
 
     fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: as the program promises.
         let own = unsafe { list(parts, count.max(0) as usize) };
-        receive(fd, &own, 0, || next!(readv: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
+        receive(fd, &own, 0, || plain!(readv: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
     }
 
     fn recv(fd: c_int, out: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
         receive(fd, &Parts(&one(out, len)), flags,
-            || next!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t, fd, out, len, flags))
+            || plain!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t, fd, out, len, flags))
     }
 
     fn __recv_chk(fd: c_int, out: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
         receive(fd, &Parts(&one(out, len)), flags,
-            || next!(__recv_chk: fn(c_int, *mut c_void, size_t, size_t, c_int) -> ssize_t, fd, out, len, room, flags))
+            || plain!(__recv_chk: fn(c_int, *mut c_void, size_t, size_t, c_int) -> ssize_t, fd, out, len, room, flags))
     }
 
     fn recvfrom(
         fd: c_int, out: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, room: *mut socklen_t
     ) -> ssize_t {
         // The kernel names no sender on a connection, and leaves the length as it was.
-        receive(fd, &Parts(&one(out, len)), flags, || next!(recvfrom:
+        receive(fd, &Parts(&one(out, len)), flags, || plain!(recvfrom:
             fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t,
             fd, out, len, flags, from, room))
     }
@@ -157,13 +174,13 @@ c_functions! {
     fn __recvfrom_chk(
         fd: c_int, out: *mut c_void, len: size_t, whole: size_t, flags: c_int, from: *mut sockaddr, room: *mut socklen_t
     ) -> ssize_t {
-        receive(fd, &Parts(&one(out, len)), flags, || next!(__recvfrom_chk:
+        receive(fd, &Parts(&one(out, len)), flags, || plain!(__recvfrom_chk:
             fn(c_int, *mut c_void, size_t, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t,
             fd, out, len, whole, flags, from, room))
     }
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-        let plain = || next!(recvmsg: fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, message, flags);
+        let plain = || plain!(recvmsg: fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, message, flags);
         if message.is_null() {
             return plain();
         }
@@ -181,7 +198,7 @@ c_functions! {
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-        let plain = || next!(recvmmsg:
+        let plain = || plain!(recvmmsg:
             fn(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int, fd, messages, count, flags, timeout);
         if socket::find(fd).is_none() || messages.is_null() {
             return plain();
@@ -207,17 +224,17 @@ c_functions! {
 
     fn write(fd: c_int, data: *const c_void, len: size_t) -> ssize_t {
         transmit(fd, &Parts(&one(data, len)), 0,
-            || next!(write: fn(c_int, *const c_void, size_t) -> ssize_t, fd, data, len))
+            || plain!(write: fn(c_int, *const c_void, size_t) -> ssize_t, fd, data, len))
     }
 
     fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: as the program promises.
         let own = unsafe { list(parts, count.max(0) as usize) };
-        transmit(fd, &own, 0, || next!(writev: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
+        transmit(fd, &own, 0, || plain!(writev: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
     }
 
     fn preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {
-        let plain = || next!(preadv2: fn(c_int, *const iovec, c_int, off64_t, c_int) -> ssize_t,
+        let plain = || plain!(preadv2: fn(c_int, *const iovec, c_int, off64_t, c_int) -> ssize_t,
             fd, parts, count, offset, flags);
         if offset != -1 {
             return plain();
@@ -232,7 +249,7 @@ c_functions! {
     }
 
     fn pwritev2(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {
-        let plain = || next!(pwritev2: fn(c_int, *const iovec, c_int, off64_t, c_int) -> ssize_t,
+        let plain = || plain!(pwritev2: fn(c_int, *const iovec, c_int, off64_t, c_int) -> ssize_t,
             fd, parts, count, offset, flags);
         if offset != -1 {
             return plain();
@@ -248,19 +265,19 @@ c_functions! {
 
     fn send(fd: c_int, data: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         transmit(fd, &Parts(&one(data, len)), flags,
-            || next!(send: fn(c_int, *const c_void, size_t, c_int) -> ssize_t, fd, data, len, flags))
+            || plain!(send: fn(c_int, *const c_void, size_t, c_int) -> ssize_t, fd, data, len, flags))
     }
 
     fn sendto(
         fd: c_int, data: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t
     ) -> ssize_t {
-        transmit(fd, &Parts(&one(data, len)), flags, || next!(sendto:
+        transmit(fd, &Parts(&one(data, len)), flags, || plain!(sendto:
             fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t,
             fd, data, len, flags, to, to_len))
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-        let plain = || next!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags);
+        let plain = || plain!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags);
         if message.is_null() {
             return plain();
         }
@@ -279,7 +296,7 @@ c_functions! {
             let control = unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen as _) };
             if let Some((control, _ends)) = handover::passing(control) {
                 let message = msghdr { msg_control: control.as_ptr().cast_mut().cast(), ..*header };
-                return next!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, &raw const message, flags);
+                return plain!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, &raw const message, flags);
             }
         }
         transmit(fd, &parts, flags, plain)
@@ -289,7 +306,7 @@ c_functions! {
         // SAFETY: so many headers stand there.
         let is_alone = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen == 0 };
         if messages.is_null() || socket::find(fd).is_none() && (0..count as usize).all(is_alone) {
-            return next!(sendmmsg: fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int, fd, messages, count, flags);
+            return plain!(sendmmsg: fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int, fd, messages, count, flags);
         }
         for index in 0..count as usize {
             // SAFETY: so many headers stand there.
@@ -306,7 +323,7 @@ c_functions! {
 
 c_functions! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        let fd = next!(socket: fn(c_int, c_int, c_int) -> c_int, domain, kind, protocol);
+        let fd = plain!(socket: fn(c_int, c_int, c_int) -> c_int, domain, kind, protocol);
         let stream = kind & 0xf == libc::SOCK_STREAM && matches!(protocol, 0 | libc::IPPROTO_TCP);
         if fd >= 0 && stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
             socket::add(fd);
@@ -315,7 +332,7 @@ c_functions! {
     }
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-        let plain = |address, len| next!(connect: fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
+        let plain = |address, len| plain!(connect: fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
         let Some(used) = socket::find(fd) else { return plain(address, len) };
         // SAFETY: the program's address.
         let Some(to) = (unsafe { gate::address(address, len) }) else { return plain(address, len) };
@@ -340,74 +357,69 @@ c_functions! {
 
     fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
         let room = room(len);
-        let done = next!(getpeername: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
+        let done = plain!(getpeername: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
         named(fd, done, address, room, len, |names| Some(names.peer))
     }
 
     fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
         let room = room(len);
-        let done = next!(getsockname: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
+        let done = plain!(getsockname: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
         named(fd, done, address, room, len, |names| names.own)
     }
 
     fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
         let room = room(len);
-        let new = next!(accept: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
+        let new = plain!(accept: fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
         accepted(fd, new);
         named(new, new, address, room, len, |names| Some(names.peer))
     }
 
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
         let room = room(len);
-        let new = next!(accept4: fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int, fd, address, len, flags);
+        let new = plain!(accept4: fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int, fd, address, len, flags);
         accepted(fd, new);
         named(new, new, address, room, len, |names| Some(names.peer))
     }
 
     fn close(fd: c_int) -> c_int {
-        if rack::is_own(fd) {
-            return result(-(libc::EBADF as isize)) as c_int;
-        }
-        closing(fd);
-        next!(close: fn(c_int) -> c_int, fd)
+        close_by(fd, || plain!(close: fn(c_int) -> c_int, fd))
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        const ON_EXEC: c_int = 4;
-        if flags & ON_EXEC == 0 && !start::is_borrowed() {
-            (first..=last.min(1 << 20)).for_each(|fd| closing(fd as c_int));
-        }
-        next!(close_range: fn(c_uint, c_uint, c_int) -> c_int, first, last, flags)
+        close_range_by(first, last, flags,
+            |first, last| plain!(close_range: fn(c_uint, c_uint, c_int) -> c_int, first, last, flags))
     }
 
     fn closefrom(first: c_int) -> () {
-        if !start::is_borrowed() {
-            (first.max(0)..1 << 20).for_each(closing);
+        let first = first.max(0);
+        if start::is_borrowed() {
+            return plain!(closefrom: fn(c_int) -> (), first);
         }
-        next!(closefrom: fn(c_int) -> (), first)
+        closing_all(first as c_uint, c_uint::MAX);
+        let ranges = own::without(first as c_uint, c_uint::MAX);
+        if ranges.iter().any(|(first, last)| sys::call!(SYS_close_range, *first, *last, 0) < 0) {
+            plain!(closefrom: fn(c_int) -> (), first);
+        }
     }
 
     fn dup(fd: c_int) -> c_int {
-        copied(fd, next!(dup: fn(c_int) -> c_int, fd))
+        copied(fd, plain!(dup: fn(c_int) -> c_int, fd))
     }
 
     fn dup2(fd: c_int, to: c_int) -> c_int {
-        replacing(fd, to, 0);
-        let new = next!(dup2: fn(c_int, c_int) -> c_int, fd, to);
-        if fd != to { copied(fd, new) } else { new }
+        dup2_by(fd, to, || plain!(dup2: fn(c_int, c_int) -> c_int, fd, to))
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-        replacing(fd, to, flags);
-        copied(fd, next!(dup3: fn(c_int, c_int, c_int) -> c_int, fd, to, flags))
+        dup3_by(fd, to, flags, || plain!(dup3: fn(c_int, c_int, c_int) -> c_int, fd, to, flags))
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-        controlled(fd, command, argument, next!(fcntl: fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument))
+        controlled(fd, command, argument, plain!(fcntl: fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument))
     }
 
     fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-        controlled(fd, command, argument, next!(fcntl64: fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument))
+        controlled(fd, command, argument, plain!(fcntl64: fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument))
     }
 
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
@@ -434,7 +446,7 @@ c_functions! {
                 link.set_own(Word::NonBlocking, u64::from(unsafe { argument.read_unaligned() } != 0));
             }
         }
-        let done = next!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument);
+        let done = plain!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument);
         if done == 0 && (request == libc::FIOCLEX as c_ulong || request == libc::FIONCLEX as c_ulong) {
             handover::said(fd, request == libc::FIONCLEX as c_ulong);
         }
@@ -452,7 +464,7 @@ c_functions! {
         if let Some(used) = socket::find(fd) && !start::is_borrowed() && ended(&used, fd, how) {
             return 0;
         }
-        next!(shutdown: fn(c_int, c_int) -> c_int, fd, how)
+        plain!(shutdown: fn(c_int, c_int) -> c_int, fd, how)
     }
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
@@ -470,7 +482,7 @@ c_functions! {
                 _ => {}
             }
         }
-        let done = next!(setsockopt:
+        let done = plain!(setsockopt:
             fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int, fd, level, name, value, len);
         if let Some(used) = used && level == libc::SOL_SOCKET {
             match name {
@@ -488,7 +500,7 @@ c_functions! {
     }
 
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
-        let done = next!(getsockopt:
+        let done = plain!(getsockopt:
             fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int, fd, level, name, value, len);
         if done == 0
             && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
@@ -520,7 +532,7 @@ c_functions! {
             set_errno(libc::ENOMEM);
             return std::ptr::null_mut();
         }
-        next!(fdopen: fn(c_int, *const std::ffi::c_char) -> *mut libc::FILE, fd, mode)
+        plain!(fdopen: fn(c_int, *const std::ffi::c_char) -> *mut libc::FILE, fd, mode)
     }
 }
 
@@ -530,7 +542,7 @@ c_functions! {
             if op == libc::EPOLL_CTL_ADD {
                 epoll::put_inside(fd);
             }
-            return next!(epoll_ctl: fn(c_int, c_int, c_int, *mut epoll_event) -> c_int, epfd, op, fd, event);
+            return plain!(epoll_ctl: fn(c_int, c_int, c_int, *mut epoll_event) -> c_int, epfd, op, fd, event);
         };
         // SAFETY: null, or the program's event.
         let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
@@ -539,63 +551,95 @@ c_functions! {
 
     fn epoll_wait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
         waited(epfd, out, room, milliseconds(timeout), std::ptr::null(), ||
-            next!(epoll_wait: fn(c_int, *mut epoll_event, c_int, c_int) -> c_int, epfd, out, room, timeout))
+            plain!(epoll_wait: fn(c_int, *mut epoll_event, c_int, c_int) -> c_int, epfd, out, room, timeout))
     }
 
     fn epoll_pwait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        waited(epfd, out, room, milliseconds(timeout), mask, || next!(epoll_pwait:
+        waited(epfd, out, room, milliseconds(timeout), mask, || plain!(epoll_pwait:
             fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int, epfd, out, room, timeout, mask))
     }
 
     fn epoll_pwait2(
         epfd: c_int, out: *mut epoll_event, room: c_int, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
-        waited(epfd, out, room, nanoseconds(timeout), mask, || next!(epoll_pwait2:
+        let plain = || plain!(epoll_pwait2:
             fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int,
-            epfd, out, room, timeout, mask))
+            epfd, out, room, timeout, mask);
+        match nanoseconds(timeout) {
+            Ok(time) => waited(epfd, out, room, time, mask, plain),
+            Err(NoTime) => plain(),
+        }
     }
 
     fn poll(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
         polled(fds, count, milliseconds(timeout), std::ptr::null(),
-            || next!(poll: fn(*mut pollfd, libc::nfds_t, c_int) -> c_int, fds, count, timeout))
+            || plain!(poll: fn(*mut pollfd, libc::nfds_t, c_int) -> c_int, fds, count, timeout))
     }
 
     fn __poll_chk(fds: *mut pollfd, count: libc::nfds_t, timeout: c_int, room: size_t) -> c_int {
         polled(fds, count, milliseconds(timeout), std::ptr::null(),
-            || next!(__poll_chk: fn(*mut pollfd, libc::nfds_t, c_int, size_t) -> c_int, fds, count, timeout, room))
+            || plain!(__poll_chk: fn(*mut pollfd, libc::nfds_t, c_int, size_t) -> c_int, fds, count, timeout, room))
     }
 
     fn ppoll(fds: *mut pollfd, count: libc::nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        polled(fds, count, nanoseconds(timeout), mask, || next!(ppoll:
-            fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t) -> c_int, fds, count, timeout, mask))
+        let plain = || plain!(ppoll:
+            fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t) -> c_int, fds, count, timeout, mask);
+        match nanoseconds(timeout) {
+            Ok(time) => polled(fds, count, time, mask, plain),
+            Err(NoTime) => plain(),
+        }
     }
 
     fn __ppoll_chk(
         fds: *mut pollfd, count: libc::nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
     ) -> c_int {
-        polled(fds, count, nanoseconds(timeout), mask, || next!(__ppoll_chk:
+        let plain = || plain!(__ppoll_chk:
             fn(*mut pollfd, libc::nfds_t, *const timespec, *const sigset_t, size_t) -> c_int,
-            fds, count, timeout, mask, room))
+            fds, count, timeout, mask, room);
+        match nanoseconds(timeout) {
+            Ok(time) => polled(fds, count, time, mask, plain),
+            Err(NoTime) => plain(),
+        }
     }
 
     fn select(count: c_int, read: *mut u64, write: *mut u64, except: *mut u64, timeout: *mut timeval) -> c_int {
+        let plain = || plain!(select:
+            fn(c_int, *mut u64, *mut u64, *mut u64, *mut timeval) -> c_int, count, read, write, except, timeout);
         let time = match timeout.is_null() {
             true => None,
-            // SAFETY: the program's time.
-            false => Some(unsafe { (*timeout).tv_sec as u64 * 1_000_000_000 + (*timeout).tv_usec as u64 * 1000 }),
+            false => {
+                // SAFETY: the program's time.
+                let timeval { tv_sec, tv_usec } = unsafe { timeout.read() };
+                let (Ok(seconds), Ok(micros)) = (u64::try_from(tv_sec), u64::try_from(tv_usec)) else { return plain() };
+                Some(seconds.saturating_mul(1_000_000_000).saturating_add(micros.saturating_mul(1000)))
+            }
         };
+        let begin = sys::now();
         let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
-        selected(&sets, time, std::ptr::null(), || next!(select:
-            fn(c_int, *mut u64, *mut u64, *mut u64, *mut timeval) -> c_int, count, read, write, except, timeout))
+        let by_kernel = std::cell::Cell::new(false);
+        let done = selected(&sets, time, std::ptr::null(), || { by_kernel.set(true); plain() });
+        if let (Some(time), false) = (time, by_kernel.get()) {
+            // What is left of it, as the kernel says, which does not mind if it may not.
+            let left = time.saturating_sub(sys::now() - begin) / 1000;
+            let left = timeval { tv_sec: (left / 1_000_000) as i64, tv_usec: (left % 1_000_000) as i64 };
+            let error = remora_preload::errno();
+            sys::give(timeout.cast(), std::ptr::from_ref(&left).cast(), size_of::<timeval>());
+            set_errno(error);
+        }
+        done
     }
 
     fn pselect(
         count: c_int, read: *mut u64, write: *mut u64, except: *mut u64, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
         let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
-        selected(&sets, nanoseconds(timeout), mask, || next!(pselect:
+        let plain = || plain!(pselect:
             fn(c_int, *mut u64, *mut u64, *mut u64, *const timespec, *const sigset_t) -> c_int,
-            count, read, write, except, timeout, mask))
+            count, read, write, except, timeout, mask);
+        match nanoseconds(timeout) {
+            Ok(time) => selected(&sets, time, mask, plain),
+            Err(NoTime) => plain(),
+        }
     }
 }
 
@@ -603,14 +647,22 @@ fn milliseconds(timeout: c_int) -> Option<u64> {
     u64::try_from(timeout).ok().map(|timeout| timeout * 1_000_000)
 }
 
-fn nanoseconds(timeout: *const timespec) -> Option<u64> {
+/// None is for ever. The kernel refuses what is no time.
+fn nanoseconds(timeout: *const timespec) -> Result<Option<u64>, NoTime> {
     if timeout.is_null() {
-        return None;
+        return Ok(None);
     }
     // SAFETY: the program's time.
     let timespec { tv_sec, tv_nsec } = unsafe { timeout.read() };
-    Some((tv_sec.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(tv_nsec.max(0) as u64))
+    match (u64::try_from(tv_sec), tv_nsec) {
+        (Ok(seconds), 0..1_000_000_000) => {
+            Ok(Some(seconds.saturating_mul(1_000_000_000).saturating_add(tv_nsec as u64)))
+        }
+        _ => Err(NoTime),
+    }
 }
+
+struct NoTime;
 
 /// `plain` while no TCP socket is there.
 fn waited(
@@ -621,6 +673,7 @@ fn waited(
     mask: *const sigset_t,
     plain: impl FnOnce() -> c_int,
 ) -> c_int {
+    signals::may_end();
     if out.is_null() || room <= 0 {
         return plain();
     }
@@ -647,6 +700,7 @@ fn polled(
     mask: *const sigset_t,
     plain: impl FnOnce() -> c_int,
 ) -> c_int {
+    signals::may_end();
     if fds.is_null() || count == 0 {
         return plain();
     }
@@ -664,6 +718,7 @@ fn polled(
 
 /// The same for sets.
 fn selected(sets: &Sets, timeout: Option<u64>, mask: *const sigset_t, plain: impl FnOnce() -> c_int) -> c_int {
+    signals::may_end();
     let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
     let before = sets.copy();
     if let Some(done) = wait::select(sets, timeout, mask) {
@@ -781,12 +836,54 @@ pub fn closing(fd: c_int) {
     }
 }
 
+/// `close`, which `plain` does in the kernel.
+pub fn close_by(fd: c_int, plain: impl FnOnce() -> c_int) -> c_int {
+    if own::is_own(fd) {
+        return result(-(libc::EBADF as isize)) as c_int;
+    }
+    closing(fd);
+    plain()
+}
+
+/// `close_range`, of which `plain` does the ranges between this library's own.
+pub fn close_range_by(first: c_uint, last: c_uint, flags: c_int, plain: impl Fn(c_uint, c_uint) -> c_int) -> c_int {
+    const UNSHARE: c_int = 2;
+    // What the kernel refuses it says.
+    if flags & !UNSHARE != 0 || last < first || start::is_borrowed() {
+        return plain(first, last);
+    }
+    closing_all(first, last);
+    own::without(first, last).into_iter().map(|(first, last)| plain(first, last)).find(|done| *done != 0).unwrap_or(0)
+}
+
+/// `dup2`.
+pub fn dup2_by(fd: c_int, to: c_int, plain: impl FnOnce() -> c_int) -> c_int {
+    replacing(fd, to, 0);
+    let new = plain();
+    if fd != to { copied(fd, new) } else { new }
+}
+
+/// `dup3`.
+pub fn dup3_by(fd: c_int, to: c_int, flags: c_int, plain: impl FnOnce() -> c_int) -> c_int {
+    replacing(fd, to, flags);
+    copied(fd, plain())
+}
+
+/// All of these are.
+fn closing_all(first: c_uint, last: c_uint) {
+    let known = socket::descriptors().map(|(fd, _)| fd).chain(epoll::descriptors());
+    let fds: Vec<c_int> = known.filter(|fd| (first..=last).contains(&(*fd as c_uint))).collect();
+    fds.into_iter().for_each(closing);
+}
+
 /// This process's last descriptor of a socket is about to be closed.
 fn last_closing(socket: &Socket, fd: c_int) {
     epoll::forget(socket);
     start::unshare(socket);
     let Some(link) = socket.link() else { return };
-    if link.add_own(Word::Holders, u64::MAX) != 1 {
+    // Who has ended without closing counts no more.
+    link.is_shared();
+    if link.part(sys::process()) != 1 {
         return;
     }
     let drained = stream::drained(link);
@@ -831,7 +928,7 @@ fn ended(socket: &Socket, fd: c_int, how: c_int) -> bool {
         stream::silence(socket, link, fd);
         return false;
     }
-    stream::wake(link, fd, WANT_DATA | WANT_ROOM);
+    stream::wake(socket, link, fd, WANT_DATA | WANT_ROOM);
     true
 }
 

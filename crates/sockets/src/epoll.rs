@@ -15,8 +15,8 @@ use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRD
 use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket};
 use crate::spin::{Guard, Spin};
-use crate::wait::NAP;
-use crate::{spin, stream, sys};
+use crate::wait::{NAP, SHARED};
+use crate::{own, signals, spin, stream, sys};
 
 const IN: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
 const OUT: u32 = (EPOLLOUT | libc::EPOLLWRNORM) as u32;
@@ -25,11 +25,16 @@ const RDHUP: u32 = EPOLLRDHUP as u32;
 const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;
 const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// What the kernel takes beside it.
+const WITH_EXCLUSIVE: u32 = (EPOLLIN | EPOLLOUT | libc::EPOLLWAKEUP) as u32 | ALWAYS | ET | EXCLUSIVE;
 
 /// First bits of the data of what is registered here.
 const MARK: u64 = 0xd1ce << 48;
 /// The place of what is no socket but the alarm.
 const ALARM: u64 = 0xffff_ffff;
+/// What the kernel tells of it.
+const ALARM_EVENT: epoll_event = epoll_event { events: EPOLLIN as u32 | ET, u64: MARK | ALARM };
 /// Waits that the rings serve, between two looks at the kernel.
 const SERVED: u32 = 16;
 
@@ -73,20 +78,13 @@ struct Inner {
     generation: u16,
 }
 
-impl Drop for Epoll {
-    fn drop(&mut self) {
-        let alarm = *self.alarm.get_mut();
-        if alarm >= 0 {
-            sys::call!(SYS_close, alarm);
-        }
-    }
-}
-
 /// An epoll with TCP sockets in it, by whichever of its descriptors they are put there or waited for.
 pub struct Epoll {
     inner: Spin<Inner>,
-    /// An eventfd that the kernel watches too, to wake who sleeps; -1 before the first time.
+    /// An eventfd that the kernel watches too and that can always be read, to wake who sleeps; negative before the first time.
     alarm: AtomicI32,
+    /// The kernel's has other processes, too.
+    forked: AtomicBool,
     /// Threads in the kernel's wait.
     sleeping: AtomicU32,
     /// It is waited for itself, by another epoll or by `poll`: what is hot wishes for bells all the same.
@@ -114,6 +112,7 @@ fn find_or_make(epfd: c_int) -> Arc<Epoll> {
         Arc::new(Epoll {
             inner: Spin::new(Inner { fd: epfd, ..Inner::default() }),
             alarm: AtomicI32::new(-1),
+            forked: AtomicBool::new(false),
             sleeping: AtomicU32::new(0),
             inside: AtomicBool::new(inside),
             served: AtomicU32::new(0),
@@ -147,13 +146,33 @@ pub fn closed(fd: c_int) {
     let mut epolls = EPOLLS.lock();
     let Some(known) = epolls.as_mut() else { return };
     let Some(gone) = known.remove(&fd) else { return };
+    let other = known.iter().find(|(_, epoll)| Arc::ptr_eq(epoll, &gone)).map(|(other, _)| *other);
     let mut inner = gone.inner.lock();
-    if inner.fd == fd {
-        let other = known.iter().find(|(_, epoll)| Arc::ptr_eq(epoll, &gone));
-        inner.fd = other.map_or(-1, |(other, _)| *other);
+    if let Some(other) = other {
+        inner.fd = if inner.fd == fd { other } else { inner.fd };
+        return;
     }
+    inner.fd = -1;
+    let watched = std::mem::take(&mut inner.entries);
+    *inner = Inner { fd: -1, ..Inner::default() };
     drop(inner);
     drop(epolls);
+    let alarm = gone.alarm.swap(-1, Ordering::SeqCst);
+    if alarm >= 0 {
+        own::drop_number(alarm);
+        // Only the kernel knows whether the number still leads to it.
+        if !gone.forked.load(Ordering::Relaxed) && kernel_ctl(fd, libc::EPOLL_CTL_DEL, alarm, None) == 0 {
+            sys::call!(SYS_close, alarm);
+        }
+    }
+    for entry in watched.into_iter().flatten() {
+        entry.socket.watched.lock().retain(|at| !Arc::ptr_eq(&at.epoll, &gone));
+    }
+}
+
+/// Those of all epolls that are known.
+pub fn descriptors() -> Vec<c_int> {
+    EPOLLS.lock().iter().flat_map(|epolls| epolls.keys().copied()).collect()
 }
 
 /// A descriptor that is no TCP socket is put into an epoll.
@@ -183,6 +202,13 @@ fn kernel_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> 
 /// told once. So programs may change their minds without the kernel. Before, a socket that sends by its ring is always
 /// writable for the kernel.
 fn kernel_events(socket: &Socket, events: u32) -> u32 {
+    match events & EXCLUSIVE {
+        0 => kernel_events_for_all(socket, events),
+        _ => kernel_events_for_all(socket, events) & WITH_EXCLUSIVE | EXCLUSIVE,
+    }
+}
+
+fn kernel_events_for_all(socket: &Socket, events: u32) -> u32 {
     match socket.link() {
         Some(link)
             if link.own(Word::Switched) != 0
@@ -204,13 +230,23 @@ impl Entry {
     /// Sees to it that the kernel watches what it is to.
     fn sync(&mut self, epfd: c_int, index: usize) -> c_int {
         let mut wanted = kernel_events(self.socket, self.events);
+        if !socket::leads(self.fd, self.socket) {
+            // It was closed while a copy stays: the number is another one's by now, or nobody's.
+            return 0;
+        }
         if (self.absent || self.fired) && wanted & ET == 0 {
             wanted = 0;
         }
         if self.kernel == wanted {
             return 0;
         }
-        let result = kernel_ctl(epfd, libc::EPOLL_CTL_MOD, self.fd, Some(self.event(index, wanted)));
+        let mut op = libc::EPOLL_CTL_MOD;
+        if self.events & EXCLUSIVE != 0 {
+            // It cannot be changed otherwise.
+            kernel_ctl(epfd, libc::EPOLL_CTL_DEL, self.fd, None);
+            op = libc::EPOLL_CTL_ADD;
+        }
+        let result = kernel_ctl(epfd, op, self.fd, Some(self.event(index, wanted)));
         if result == 0 {
             self.kernel = wanted;
         }
@@ -227,7 +263,7 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, socket: &'static Socket, event
     };
     match (op, event) {
         (libc::EPOLL_CTL_ADD, Some(event)) => epoll.add(fd, socket, event),
-        (libc::EPOLL_CTL_MOD, Some(event)) => epoll.change(fd, event),
+        (libc::EPOLL_CTL_MOD, Some(event)) => epoll.change(fd, socket, event),
         (libc::EPOLL_CTL_DEL, _) => epoll.take_out(fd, socket),
         _ => kernel_ctl(epfd, op, fd, event),
     }
@@ -289,6 +325,12 @@ impl Inner {
         self.entries.get_mut(index)?.as_mut().filter(|entry| entry.generation == generation)
     }
 
+    /// Where a socket is registered by a descriptor: another one may have been before, by the same number.
+    fn find(&self, fd: c_int, socket: &Socket) -> Option<usize> {
+        let index = self.by_fd.get(&fd).copied()?;
+        self.entries[index].is_some_and(|entry| std::ptr::eq(entry.socket, socket)).then_some(index)
+    }
+
     fn remove(&mut self, index: usize) {
         if let Some(entry) = self.entries.get_mut(index).and_then(Option::take) {
             if self.by_fd.get(&entry.fd) == Some(&index) {
@@ -303,6 +345,9 @@ impl Inner {
     fn change(&mut self, index: usize, event: epoll_event) -> c_int {
         let epfd = self.fd;
         let Some(Some(entry)) = self.entries.get_mut(index) else { return -libc::ENOENT };
+        if (entry.events | event.events) & EXCLUSIVE != 0 {
+            return -libc::EINVAL;
+        }
         let before = *entry;
         *entry = Entry { events: event.events, data: event.u64, absent: false, fired: false, seen: None, ..before };
         let by_rings = |link: &Link| link.own(Word::Switched) != 0 && link.peer(Word::Drained) != 0;
@@ -342,10 +387,14 @@ impl Epoll {
             if !entry.absent {
                 return -libc::EEXIST;
             }
-            return self.change_entry(inner, index, event);
+            if event.events & EXCLUSIVE == 0 {
+                return self.change_entry(inner, index, event);
+            }
+            kernel_ctl(inner.fd, libc::EPOLL_CTL_DEL, fd, None);
+            inner.remove(index);
         }
         inner.generation = inner.generation.wrapping_add(1);
-        let mut entry = Entry {
+        let entry = Entry {
             fd,
             socket,
             generation: inner.generation,
@@ -358,8 +407,9 @@ impl Epoll {
             fired: false,
             seen: None,
         };
-        // Some events are only for the kernel to refuse.
-        entry.kernel |= event.events & libc::EPOLLEXCLUSIVE as u32;
+        if event.events & EXCLUSIVE != 0 && event.events & !WITH_EXCLUSIVE != 0 {
+            return -libc::EINVAL;
+        }
         let index = inner.free.pop().unwrap_or(inner.entries.len());
         let result = kernel_ctl(inner.fd, libc::EPOLL_CTL_ADD, fd, Some(entry.event(index, entry.kernel)));
         if result != 0 {
@@ -371,10 +421,11 @@ impl Epoll {
         if index == inner.entries.len() {
             inner.entries.push(None);
         }
-        // Of a descriptor of that number that was closed past this library.
-        if let Some(old) = inner.by_fd.insert(fd, index) {
+        if let Some(old) = inner.by_fd.insert(fd, index)
+            && inner.entries[old].is_none_or(|old| !socket::is_open(old.socket))
+        {
+            // It was closed past this library. Of one that has a copy the kernel goes on telling.
             inner.remove(old);
-            inner.by_fd.insert(fd, index);
         }
         inner.entries[index] = Some(entry);
         if socket.link().is_some() {
@@ -406,18 +457,56 @@ impl Epoll {
         let inner = self.inner.lock();
         if self.alarm.load(Ordering::Relaxed) < 0 && !sys::is_sealed() {
             // It can be read, and told of as often as it is written.
-            let alarm = sys::call!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
-            let event = epoll_event { events: EPOLLIN as u32 | ET, u64: MARK | ALARM };
-            kernel_ctl(inner.fd, libc::EPOLL_CTL_ADD, alarm, Some(event));
-            self.alarm.store(alarm, Ordering::Relaxed);
+            let alarm = sys::call!(SYS_eventfd2, 1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as c_int;
+            if alarm >= 0 {
+                let alarm = own::raise(alarm);
+                kernel_ctl(inner.fd, libc::EPOLL_CTL_ADD, alarm, Some(ALARM_EVENT));
+                self.alarm.store(alarm, Ordering::Relaxed);
+            }
         }
         self.alarm.load(Ordering::Relaxed)
     }
 
     /// Wakes who sleeps in the kernel's wait, once.
     fn wake(&self) {
-        let one = 1u64;
-        sys::call!(SYS_write, self.alarm(), &raw const one, 8usize);
+        if sys::is_sealed() {
+            let one = 1u64;
+            sys::call!(SYS_write, self.alarm(), &raw const one, 8usize);
+            return;
+        }
+        // Watched anew it is told of anew; another file by its number the kernel does not take for it.
+        let rings = |alarm: c_int| {
+            alarm >= 0 && kernel_ctl(self.inner.lock().fd, libc::EPOLL_CTL_MOD, alarm, Some(ALARM_EVENT)) == 0
+        };
+        let alarm = self.alarm();
+        if rings(alarm) {
+            return;
+        }
+        if alarm >= 0 {
+            // The program has closed it.
+            own::drop_number(alarm);
+            let _ = self.alarm.compare_exchange(alarm, -1, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        if !rings(self.alarm()) {
+            self.wake_by_socket();
+        }
+    }
+
+    /// The same without a descriptor, where there is none: the kernel can send on a socket with rings, and says so.
+    fn wake_by_socket(&self) {
+        let mut inner = self.inner.lock();
+        let epfd = inner.fd;
+        for (index, entry) in inner.entries.iter_mut().enumerate() {
+            let Some(entry) = entry.as_mut().filter(|entry| entry.events & EXCLUSIVE == 0) else { continue };
+            if socket::leads(entry.fd, entry.socket) && entry.socket.link().is_some() {
+                let event = entry.event(index, kernel_events(entry.socket, entry.events) | EPOLLOUT as u32 | ET);
+                if kernel_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, Some(event)) == 0 {
+                    // As it was when that is told.
+                    entry.kernel = u32::MAX;
+                    return;
+                }
+            }
+        }
     }
 
     fn change_entry(&self, mut inner: Guard<'_, Inner>, index: usize, event: epoll_event) -> c_int {
@@ -427,9 +516,9 @@ impl Epoll {
         result
     }
 
-    fn change(&self, fd: c_int, event: epoll_event) -> c_int {
+    fn change(&self, fd: c_int, socket: &Socket, event: epoll_event) -> c_int {
         let inner = self.inner.lock();
-        match inner.by_fd.get(&fd).copied() {
+        match inner.find(fd, socket) {
             Some(index) if inner.entries[index].is_some_and(|entry| entry.absent) => -libc::ENOENT,
             Some(index) => self.change_entry(inner, index, event),
             None => kernel_ctl(inner.fd, libc::EPOLL_CTL_MOD, fd, Some(event)),
@@ -438,7 +527,7 @@ impl Epoll {
 
     fn take_out(self: &Arc<Self>, fd: c_int, socket: &Socket) -> c_int {
         let mut inner = self.inner.lock();
-        let (epfd, index) = (inner.fd, inner.by_fd.get(&fd).copied());
+        let (epfd, index) = (inner.fd, inner.find(fd, socket));
         let Some((index, Some(entry))) = index.map(|index| (index, inner.entries[index].as_mut())) else {
             return kernel_ctl(epfd, libc::EPOLL_CTL_DEL, fd, None);
         };
@@ -446,7 +535,7 @@ impl Epoll {
             return -libc::ENOENT;
         }
         // Programs that take out what they put in a moment later need no kernel for that.
-        if entry.kernel & ET != 0 && socket.link().is_some() {
+        if entry.kernel & ET != 0 && entry.kernel & EXCLUSIVE == 0 && socket.link().is_some() {
             entry.absent = true;
             entry.hot = false;
             inner.hot.retain(|hot| *hot != index);
@@ -469,7 +558,7 @@ impl Epoll {
 
     /// What an entry is to be told: what its rings say, and `kernel`, what the kernel says beside. Marks it as told.
     fn tell(&self, index: usize, entry: &Entry, kernel: u32, by_kernel: bool) -> u32 {
-        let Some(used) = socket::find(entry.fd).filter(|used| used.same(entry.socket)) else { return 0 };
+        let Some(used) = socket::hold_on(entry.socket) else { return 0 };
         let told = match used.link() {
             Some(link) => look(&used, link, entry, kernel),
             None => Some((kernel & (entry.events | ALWAYS), 0)),
@@ -544,7 +633,7 @@ impl Epoll {
 
     /// The kernel has an event for an entry.
     fn heard(&self, index: usize, mut entry: Entry, kernel: u32) -> u32 {
-        if let Some(used) = socket::find(entry.fd).filter(|used| used.same(entry.socket))
+        if let Some(used) = socket::hold_on(entry.socket)
             && let Some(link) = used.link()
         {
             stream::progress(&used, link, entry.fd);
@@ -560,12 +649,10 @@ impl Epoll {
         self.tell(index, &entry, kernel, true)
     }
 
-    /// Merges the kernel's events behind those that are there already.
-    fn merge(&self, epfd: c_int, out: &mut [epoll_event], count: usize) -> usize {
-        let kernel = kernel_wait(epfd, &mut out[count..], 0, std::ptr::null());
-        let heard = self.translate(&mut out[count..count + kernel.max(0) as usize]);
+    /// Merges so many more events into those before them, of which they may tell as well.
+    fn merge(out: &mut [epoll_event], count: usize, more: usize) -> usize {
         let mut end = count;
-        for index in count..count + heard {
+        for index in count..count + more {
             let event = out[index];
             let data = event.u64;
             match (0..count).find(|known| {
@@ -601,7 +688,12 @@ impl Epoll {
         }
         let all = hot.len();
         hot.retain(|(_, entry)| !entry.is_out_of_hearing());
-        let most = if hot.len() < all { NAP } else { u64::MAX };
+        let mut most = if hot.len() < all { NAP } else { u64::MAX };
+        let heard = hot.len();
+        hot.retain(|(_, entry)| !entry.is_shared());
+        if hot.len() < heard {
+            most = most.min(SHARED);
+        }
         let mut inner = self.inner.lock();
         // What was made hot since was so for a reason that this look may have missed.
         let again = |(index, entry): &(usize, Entry)| {
@@ -623,7 +715,7 @@ impl Epoll {
 impl Entry {
     /// Wishes for bells of what it is watched for.
     fn wish(&self) {
-        if let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket))
+        if let Some(used) = socket::hold_on(self.socket)
             && let Some(link) = used.link()
         {
             // Only who lacks room: of others every read of the peer's would ring.
@@ -634,18 +726,25 @@ impl Entry {
 
     /// Waits for room of which no bell may be heard.
     fn is_out_of_hearing(&self) -> bool {
-        let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket)) else { return false };
+        let Some(used) = socket::hold_on(self.socket) else { return false };
         let Some(link) = used.link() else { return false };
         let waits = self.events & OUT != 0 && !self.fired && !self.absent;
         if !waits || !stream::is_out_of_hearing(&used, link) {
             return false;
         }
-        stream::look_for_end(link, self.fd);
+        if let Some(fd) = used.descriptor(self.fd) {
+            stream::look_for_end(link, fd);
+        }
         true
     }
 
+    /// Another process may take bells that it has no use for.
+    fn is_shared(&self) -> bool {
+        socket::hold_on(self.socket).is_some_and(|used| used.link().is_some_and(Link::is_shared))
+    }
+
     fn is_ready(&self) -> bool {
-        let Some(used) = socket::find(self.fd).filter(|used| used.same(self.socket)) else { return false };
+        let Some(used) = socket::hold_on(self.socket) else { return false };
         used.link().is_some_and(|link| look(&used, link, self, 0).is_some())
     }
 }
@@ -680,11 +779,47 @@ fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> Option<(u32
     (mask != 0 && news).then_some((mask, place))
 }
 
-fn kernel_wait(epfd: c_int, out: &mut [epoll_event], timeout: c_int, mask: *const libc::sigset_t) -> c_int {
-    if out.is_empty() {
-        return 0;
+/// The kernel's wait; nanoseconds, or none for ever.
+fn kernel_wait(epfd: c_int, out: &mut [epoll_event], time: Option<u64>, mask: *const libc::sigset_t) -> c_int {
+    const MILLISECOND: u64 = 1_000_000;
+    // Before Linux 5.11 there is no other, and sandboxes know of no other.
+    let coarse = |out: &mut [epoll_event]| {
+        let time = time.map_or(-1, |time| time.div_ceil(MILLISECOND).min(1 << 30) as c_int);
+        sys::call!(SYS_epoll_pwait, epfd, out.as_mut_ptr(), out.len(), time, mask, 8usize) as isize
+    };
+    let wait = |out: &mut [epoll_event]| match time
+        .filter(|time| !time.is_multiple_of(MILLISECOND) && !sys::is_sealed())
+    {
+        None => coarse(out),
+        Some(time) => {
+            let fine = libc::timespec { tv_sec: (time / 1_000_000_000) as i64, tv_nsec: (time % 1_000_000_000) as i64 };
+            let done =
+                sys::call!(SYS_epoll_pwait2, epfd, out.as_mut_ptr(), out.len(), &raw const fine, mask, 8usize) as isize;
+            if matches!(-done as c_int, libc::ENOSYS | libc::EPERM) { coarse(out) } else { done }
+        }
+    };
+    match time {
+        // With a mask handlers may run: after the call the signal is kept from this thread again.
+        Some(0) if mask.is_null() => wait(out) as c_int,
+        _ => signals::waiting(false, || wait(out)) as c_int,
     }
-    sys::call!(SYS_epoll_pwait, epfd, out.as_mut_ptr(), out.len(), timeout, mask, 8usize) as c_int
+}
+
+/// Threads that are in the kernel's wait.
+struct Sleeping<'a>(&'a AtomicU32);
+
+impl<'a> Sleeping<'a> {
+    fn begin(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Sleeping<'_> {
+    fn drop(&mut self) {
+        // There are none after a fork.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
+    }
 }
 
 /// `epoll_wait`; nanoseconds, or none for ever. None if no TCP socket is there, and the kernel is to do all.
@@ -699,17 +834,22 @@ impl Epoll {
     /// By the caller's own descriptor: another one may be closed at any time.
     fn wait(&self, epfd: c_int, out: &mut [epoll_event], timeout: Option<u64>, mask: *const libc::sigset_t) -> c_int {
         let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
+        let mut is_kernels = self.served.fetch_add(1, Ordering::Relaxed).is_multiple_of(SERVED);
         loop {
             let hot = self.hot();
-            let count = self.scan(&hot, out);
+            let mut count = 0;
+            // What is busy does not keep the rest waiting, however little room there is.
+            if std::mem::take(&mut is_kernels) && !hot.is_empty() {
+                let kernel = kernel_wait(epfd, out, Some(0), std::ptr::null());
+                count = self.translate(&mut out[..kernel.max(0) as usize]);
+            }
+            let more = self.scan(&hot, &mut out[count..]);
+            count = Self::merge(out, count, more);
             if count > 0 {
-                // What is busy does not keep the rest waiting.
-                let served = self.served.fetch_add(1, Ordering::Relaxed);
-                let whole = served.is_multiple_of(SERVED) && count < out.len();
-                return if whole { self.merge(epfd, out, count) } else { count } as c_int;
+                return count as c_int;
             }
             if timeout == Some(0) {
-                let kernel = kernel_wait(epfd, out, 0, mask);
+                let kernel = kernel_wait(epfd, out, Some(0), mask);
                 if kernel < 0 {
                     return kernel;
                 }
@@ -718,15 +858,11 @@ impl Epoll {
             if !hot.is_empty() && spin::look(|| hot.iter().any(|(_, entry)| entry.is_ready())) {
                 continue;
             }
-            self.sleeping.fetch_add(1, Ordering::SeqCst);
-            let Some(most) = self.cool() else {
-                self.sleeping.fetch_sub(1, Ordering::SeqCst);
-                continue;
-            };
+            let sleeping = Sleeping::begin(&self.sleeping);
+            let Some(most) = self.cool() else { continue };
             let left = deadline.map_or(u64::MAX, |deadline| deadline.saturating_sub(sys::now())).min(most);
-            let wait = if left == u64::MAX { -1 } else { left.div_ceil(1_000_000).min(1 << 30) as c_int };
-            let kernel = kernel_wait(epfd, out, wait, mask);
-            self.sleeping.fetch_sub(1, Ordering::SeqCst);
+            let kernel = kernel_wait(epfd, out, (left != u64::MAX).then_some(left), mask);
+            drop(sleeping);
             if kernel < 0 {
                 return kernel;
             }
@@ -766,6 +902,14 @@ pub fn release() {
     each(|epoll| epoll.inner.release());
     EPOLLS.release();
     INSIDE.release();
+}
+
+/// After it, in the child: nobody sleeps here.
+pub fn forked() {
+    for epoll in EPOLLS.lock().iter().flat_map(|epolls| epolls.values()) {
+        epoll.sleeping.store(0, Ordering::SeqCst);
+        epoll.forked.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Each once, however many descriptors lead to it.

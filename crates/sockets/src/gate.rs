@@ -14,9 +14,9 @@ use remora_rack::frame::{GATE_SOURCE, GateAnswer, LONGEST, Question, gate_name};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{self, RecvFlags, SendFlags};
 
-use crate::rack::Own;
+use crate::rack::connect_to;
 use crate::socket::Socket;
-use crate::sys;
+use crate::{signals, sys};
 
 /// How long the gate may take to answer: longer than it gives the other rack.
 const PATIENCE: i64 = 8;
@@ -38,7 +38,7 @@ fn ask(question: &Question) -> Option<GateAnswer> {
         return None;
     }
     let user = rustix::process::geteuid().as_raw();
-    let Some(gate) = Own::connect(&gate_name(user)) else {
+    let Some(gate) = connect_to(&gate_name(user)) else {
         NOT_BEFORE.store(sys::now() + PAUSE, Ordering::Relaxed);
         return None;
     };
@@ -52,7 +52,9 @@ fn ask(question: &Question) -> Option<GateAnswer> {
                 let mut fds = [PollFd::new(&gate, PollFlags::IN)];
                 let timeout = rustix::time::Timespec { tv_sec: PATIENCE, tv_nsec: 0 };
                 // A signal of the program's is heard when it is back in its own call.
-                let _ = rustix::event::poll(&mut fds, Some(&timeout));
+                signals::apart(|| {
+                    let _ = rustix::event::poll(&mut fds, Some(&timeout));
+                });
             }
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return None,

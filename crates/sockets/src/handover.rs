@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 
 use remora_preload::next;
 
-use crate::calls::{self, c_functions};
+use crate::calls::{self, c_functions, c_names, plain};
 use crate::gate::Names;
 use crate::link::Word;
 use crate::socket::{self, STANDARD, Socket, Used, stays};
 use crate::spin::Spin;
-use crate::{rack, relay, start, sys};
+use crate::{rack, relay, signals, start, sys};
 
 /// A descriptor that is open for a list of actions, by the list's address, which a program is to be started with.
 struct ForActions {
@@ -72,7 +72,9 @@ pub fn is_own(socket: &Socket, fd: c_int) -> bool {
 /// # Safety
 ///
 /// `args` is null or a list of strings that ends in null.
-unsafe fn leaving(args: *const *const c_char) {
+unsafe fn leaving(args: *const *const c_char) -> Leaving {
+    let _section = signals::Section::enter();
+    let mut left: Vec<&'static Socket> = Vec::new();
     for (fd, socket) in socket::descriptors() {
         let Some(link) = socket.link() else { continue };
         let alone = !start::is_borrowed() && link.own(Word::Holders) == 1;
@@ -84,7 +86,29 @@ unsafe fn leaving(args: *const *const c_char) {
         };
         if is_meant && is_own(socket, fd) {
             give_back(socket, fd, None, true);
+        } else if !start::is_borrowed()
+            && link.own(Word::Holders) > 1
+            && left.iter().all(|was| !std::ptr::eq(*was, socket))
+        {
+            // The new program has it no more, but lives on by this one's number.
+            link.part(sys::process());
+            left.push(socket);
         }
+    }
+    Leaving(left)
+}
+
+/// Connections that this process has no more, unless it stays after all.
+struct Leaving(Vec<&'static Socket>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let _section = signals::Section::enter();
+        for link in self.0.iter().filter_map(|socket| socket.link()) {
+            link.add_own(Word::Holders, 1);
+            link.join(sys::process());
+        }
+        self.0.clear();
     }
 }
 
@@ -160,34 +184,35 @@ fn names(fd: c_int) -> Option<Names> {
     rack::addresses(fd).map(|(own, peer)| Names { own: Some(own), peer })
 }
 
-c_functions! {
+// No section: nobody comes back from these, and who only borrows this memory leaves it to its owner as it was.
+c_names! {
     fn execve(path: *const c_char, args: *const *const c_char, env: *const *const c_char) -> c_int {
         // SAFETY: as the program promises.
-        unsafe { leaving(args) };
+        let _leaving = unsafe { leaving(args) };
         next!(execve: fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int, path, args, env)
     }
 
     fn execv(path: *const c_char, args: *const *const c_char) -> c_int {
         // SAFETY: as the program promises.
-        unsafe { leaving(args) };
+        let _leaving = unsafe { leaving(args) };
         next!(execv: fn(*const c_char, *const *const c_char) -> c_int, path, args)
     }
 
     fn execvp(file: *const c_char, args: *const *const c_char) -> c_int {
         // SAFETY: as the program promises.
-        unsafe { leaving(args) };
+        let _leaving = unsafe { leaving(args) };
         next!(execvp: fn(*const c_char, *const *const c_char) -> c_int, file, args)
     }
 
     fn execvpe(file: *const c_char, args: *const *const c_char, env: *const *const c_char) -> c_int {
         // SAFETY: as the program promises.
-        unsafe { leaving(args) };
+        let _leaving = unsafe { leaving(args) };
         next!(execvpe: fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int, file, args, env)
     }
 
     fn fexecve(fd: c_int, args: *const *const c_char, env: *const *const c_char) -> c_int {
         // SAFETY: as the program promises.
-        unsafe { leaving(args) };
+        let _leaving = unsafe { leaving(args) };
         next!(fexecve: fn(c_int, *const *const c_char, *const *const c_char) -> c_int, fd, args, env)
     }
 
@@ -195,20 +220,32 @@ c_functions! {
         folder: c_int, path: *const c_char, args: *const *const c_char, env: *const *const c_char, flags: c_int
     ) -> c_int {
         // SAFETY: as the program promises.
-        unsafe { leaving(args) };
+        let _leaving = unsafe { leaving(args) };
         next!(execveat: fn(c_int, *const c_char, *const *const c_char, *const *const c_char, c_int) -> c_int,
             folder, path, args, env, flags)
     }
+}
 
+c_functions! {
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {
         let from = for_actions(actions.addr(), fd, new).unwrap_or(fd);
-        next!(posix_spawn_file_actions_adddup2: fn(*mut c_void, c_int, c_int) -> c_int, actions, from, new)
+        plain!(posix_spawn_file_actions_adddup2: fn(*mut c_void, c_int, c_int) -> c_int, actions, from, new)
     }
 
     fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
         FOR_ACTIONS.lock().retain(|made| made.actions != actions.addr());
-        next!(posix_spawn_file_actions_destroy: fn(*mut c_void) -> c_int, actions)
+        plain!(posix_spawn_file_actions_destroy: fn(*mut c_void) -> c_int, actions)
     }
+}
+
+/// Before a fork.
+pub fn hold() {
+    FOR_ACTIONS.hold();
+}
+
+/// After it, in both.
+pub fn release() {
+    FOR_ACTIONS.release();
 }
 
 /// The descriptor that a program to be started is to have as `new`, if not `fd`.

@@ -15,7 +15,8 @@
 //! | `epoll`, `wait`  | `epoll`, `poll` and `select`                                              |
 //! | `calls`, `files`, `print` | the C library's functions: sockets and descriptors; files to sockets; text |
 //! | `handover`, `relay` | connections that go to other programs                            |
-//! | `spin`, `sys`    | locks and looking; the kernel's calls                                     |
+//! | `signals`, `handlers`, `jumps` | a program's handlers, and threads that are ended, amid all this   |
+//! | `spin`, `heap`, `own`, `sys`, `raw` | locks and looking; memory; descriptors; the kernel's calls |
 //!
 //! What the rack cannot do as the kernel does stays with the kernel, silently: a peer that is not in the rack, a socket
 //! with unusual options, a program that waits for its sockets by other means.
@@ -30,13 +31,21 @@ mod epoll;
 mod files;
 mod gate;
 #[cfg(not(test))]
+mod handlers;
+#[cfg(not(test))]
 mod handover;
+mod heap;
+#[cfg(not(test))]
+mod jumps;
 mod link;
+mod own;
 #[cfg(not(test))]
 mod print;
 mod rack;
+mod raw;
 #[cfg(not(test))]
 mod relay;
+mod signals;
 mod socket;
 mod spin;
 mod start;

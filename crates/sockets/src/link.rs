@@ -9,7 +9,7 @@
 //! |------------|--------------------------------------------------------------------------------------------|
 //! | producer   | `Tail`, `HeadSeen`, `Switched`, `Fin`, `Bells`, `Urgent`, `TxLock`                         |
 //! | consumer   | `Head`, `TailSeen`, `Ready`, `Taken`, `Gone`, `Drained`, `BellsTaken`, `UrgentTaken`, `RxLock` |
-//! | the end that sends here | `Holders`, `NonBlocking`, `Eof`, `Forked`, `LowMark`, `Inline`, for all processes that share it |
+//! | the end that sends here | `Holders`, `Processes`, `NonBlocking`, `Eof`, `Forked`, `LowMark`, `Inline`, for all processes that share it |
 //! | both       | `Armed`: the end that sends here wants a bell; the other one takes the wish and rings      |
 //!
 //! Each end looks at the other's position only when the one that it saw last does not do: a line that is left to the other
@@ -73,7 +73,12 @@ pub enum Word {
     LowMark = 928,
     /// `SO_OOBINLINE`.
     Inline = 936,
+    /// The first of [`PROCESSES`]: which processes hold it, as of [`sys::process`].
+    Processes = 1024,
 }
+
+/// As many processes that hold an end are known.
+const PROCESSES: usize = 32;
 
 /// A peer wrote what no honest one writes.
 #[derive(Debug, PartialEq, Eq)]
@@ -117,6 +122,36 @@ impl Link {
     /// Adds to a word of this end, and returns what it was.
     pub fn add_own(&self, word: Word, n: u64) -> u64 {
         self.shared.fetch_add(self.half(self.end) + word as usize, n).unwrap_or(0)
+    }
+
+    fn processes(&self) -> impl Iterator<Item = usize> {
+        let first = self.half(self.end) + Word::Processes as usize;
+        (0..PROCESSES).map(move |index| first + index * size_of::<u64>())
+    }
+
+    /// A process holds this end, which `Holders` counts.
+    pub fn join(&self, process: u64) {
+        let _ = self.processes().find(|at| self.swap_if(*at, 0, process));
+    }
+
+    /// It does no more. How many did before.
+    pub fn part(&self, process: u64) -> u64 {
+        let _ = self.processes().find(|at| self.swap_if(*at, process, 0));
+        self.add_own(Word::Holders, u64::MAX)
+    }
+
+    /// Whether other processes hold this end, too. Those that have died do not.
+    pub fn is_shared(&self) -> bool {
+        if self.own(Word::Holders) <= 1 {
+            return false;
+        }
+        for at in self.processes() {
+            let process = self.load(at);
+            if process != 0 && sys::is_dead(process) && self.swap_if(at, process, 0) {
+                self.add_own(Word::Holders, u64::MAX);
+            }
+        }
+        self.own(Word::Holders) > 1
     }
 
     fn swap_if(&self, at: usize, expect: u64, new: u64) -> bool {
@@ -432,6 +467,22 @@ mod tests {
         low.set_own(Word::Tail, u64::MAX);
         assert_eq!(high.readable(), Err(Broken));
         assert!(Link::new(Buffer::anonymous(LINK_BYTES).unwrap(), 4096, ConnectionEnd::Low).is_none());
+    }
+
+    #[test]
+    fn processes_that_have_died_hold_nothing() {
+        let (low, high) = pair();
+        let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+        let process = |id: u32| sys::process() & !u64::from(u32::MAX) | u64::from(id);
+        low.add_own(Word::Holders, 2);
+        low.join(sys::process());
+        low.join(process(child.id()));
+        // It has ended, and nobody has been told.
+        while low.is_shared() {
+            std::thread::yield_now();
+        }
+        assert!(child.wait().unwrap().success() && !high.is_shared());
+        assert_eq!((low.own(Word::Holders), low.part(sys::process()), low.own(Word::Holders)), (1, 1, 0));
     }
 
     #[test]

@@ -3,9 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-use remora_preload::next;
-
-use crate::calls::{self, c_functions};
+use crate::calls::{self, c_functions, plain};
 use crate::socket;
 
 /// Writes what `make` makes, and allocates.
@@ -32,18 +30,18 @@ fn print(fd: c_int, make: impl FnOnce(*mut *mut c_char) -> c_int) -> c_int {
 c_functions! {
     fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
         if socket::find(fd).is_none() {
-            return next!(vdprintf: fn(c_int, *const c_char, *mut c_void) -> c_int, fd, format, arguments);
+            return plain!(vdprintf: fn(c_int, *const c_char, *mut c_void) -> c_int, fd, format, arguments);
         }
-        print(fd, |text| next!(vasprintf:
+        print(fd, |text| plain!(vasprintf:
             fn(*mut *mut c_char, *const c_char, *mut c_void) -> c_int, text, format, arguments))
     }
 
     fn __vdprintf_chk(fd: c_int, level: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
         if socket::find(fd).is_none() {
-            return next!(__vdprintf_chk:
+            return plain!(__vdprintf_chk:
                 fn(c_int, c_int, *const c_char, *mut c_void) -> c_int, fd, level, format, arguments);
         }
-        print(fd, |text| next!(__vasprintf_chk:
+        print(fd, |text| plain!(__vasprintf_chk:
             fn(*mut *mut c_char, c_int, *const c_char, *mut c_void) -> c_int, text, level, format, arguments))
     }
 }

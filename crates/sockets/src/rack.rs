@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use remora_memory::Buffer;
 use remora_rack::frame::{LONGEST, Reply, Request};
@@ -19,66 +19,34 @@ use rustix::net::{
 };
 
 use crate::link::{LINK_BYTES, Link};
+use crate::own::Own;
 use crate::socket::{self, Socket, state};
 use crate::spin::Spin;
 use crate::{stream, sys};
 
-/// Descriptors of our own are above this, out of the way of programs that count theirs.
-const HIGH: c_int = 900;
 /// So long after a failure nobody tries again, nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
 
-/// A descriptor of this library's, which it closes past itself.
-pub struct Own(c_int);
-
-impl Own {
-    fn new(fd: OwnedFd) -> Self {
-        Self(fd.into_raw_fd())
-    }
-
-    /// A connection to what this user has listening under a name, in this network namespace.
-    pub fn connect(name: &str) -> Option<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = Self::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?);
-        net::connect(&socket, &net::SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?).ok()?;
-        // Anybody may listen under a name.
-        let ours = sockopt::socket_peercred(&socket).ok()?.uid == rustix::process::geteuid();
-        ours.then_some(socket)
-    }
-
-    /// The same out of the way.
-    fn high(self) -> Self {
-        match sys::call!(SYS_fcntl, self.0, libc::F_DUPFD_CLOEXEC, HIGH) {
-            fd @ 0.. => Self(fd as c_int),
-            _ => self,
-        }
-    }
+/// A connection to what this user has listening under a name, in this network namespace.
+pub fn connect_to(name: &str) -> Option<Own> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = Own::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?);
+    net::connect(&socket, &net::SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?).ok()?;
+    // Anybody may listen under a name.
+    let ours = sockopt::socket_peercred(&socket).ok()?.uid == rustix::process::geteuid();
+    ours.then_some(socket)
 }
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        sys::call!(SYS_close, self.0);
-    }
-}
-
-impl AsFd for Own {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as this lives.
-        unsafe { BorrowedFd::borrow_raw(self.0) }
-    }
-}
-
-/// The descriptor of the socket to the daemon, or -1.
-static OWN: AtomicI32 = AtomicI32::new(-1);
 
 struct Daemon {
     socket: Option<Own>,
     /// Ends that wait for their other one.
     waiting: Option<HashMap<(Key, ConnectionEnd), &'static Socket>>,
+    /// Ends that are closed, of which there was no room to tell it: it would keep their buffers.
+    untold: Vec<Request>,
     not_before: u64,
 }
 
-static DAEMON: Spin<Daemon> = Spin::new(Daemon { socket: None, waiting: None, not_before: 0 });
+static DAEMON: Spin<Daemon> = Spin::new(Daemon { socket: None, waiting: None, untold: Vec::new(), not_before: 0 });
 
 /// A connection that ends sooner than this after the daemon was told of it was not worth a buffer, nanoseconds.
 const WORTH: u64 = 10_000_000;
@@ -119,6 +87,8 @@ pub fn ended(lived: u64) {
 pub fn attach(socket: &'static Socket, fd: c_int) {
     let Some((key, end)) = key_of(fd) else { return socket.never() };
     let mut daemon = DAEMON.lock();
+    // Who only tells it of connections that end soon would never hear it, and there is no room for its answers then.
+    daemon.hear_all();
     let request = Request::Attach(key, end);
     let new = socket.state.compare_exchange(state::PLAIN, state::WAITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if new && daemon.say(&request) {
@@ -142,24 +112,17 @@ pub fn detach(key: Key, end: ConnectionEnd, reusable: bool) {
         waiting.remove(&(key, end));
     }
     GIVEN.lock().retain(|(other, _)| *other != (key, end));
-    daemon.say(&Request::Detach(key, end, reusable));
+    let request = Request::Detach(key, end, reusable);
+    if !daemon.say(&request) && daemon.socket.is_some() {
+        daemon.untold.push(request);
+    }
 }
 
 /// Hears what the daemon has said. `fd` is a descriptor of the socket that asks: it is the only one that is given rings now,
 /// as its descriptor is known.
 pub fn hear(asking: &'static Socket, fd: c_int) {
     let mut daemon = DAEMON.lock();
-    while let Some((reply, file)) = daemon.hear() {
-        let Reply::Matched { key, end, offset, .. } = reply;
-        let found = daemon.waiting.as_mut().and_then(|waiting| waiting.remove(&(key, end)));
-        let Some(socket) = found else { continue };
-        let link = file.and_then(|file| Buffer::map_fd(&file, SECTION_BYTES as usize).ok());
-        let link = link.and_then(|section| Link::new(section, offset as usize, end));
-        match link {
-            Some(link) => GIVEN.lock().push(((key, end), link)),
-            None => socket.never(),
-        }
-    }
+    daemon.hear_all();
     drop(daemon);
     take(asking, fd);
 }
@@ -189,32 +152,70 @@ fn take(socket: &'static Socket, fd: c_int) {
 }
 
 impl Daemon {
+    /// Hears all that it has said.
+    fn hear_all(&mut self) {
+        while let Some((reply, file)) = self.hear() {
+            let Reply::Matched { key, end, offset, .. } = reply;
+            let found = self.waiting.as_mut().and_then(|waiting| waiting.remove(&(key, end)));
+            let Some(socket) = found else { continue };
+            let link = file.and_then(|file| Buffer::map_fd(&file, SECTION_BYTES as usize).ok());
+            let link = link.and_then(|section| Link::new(section, offset as usize, end));
+            match link {
+                Some(link) => GIVEN.lock().push(((key, end), link)),
+                None => socket.never(),
+            }
+        }
+    }
+
     /// False if nobody hears it.
     fn say(&mut self, request: &Request) -> bool {
         if sys::is_sealed() {
             // It hears of this process's end.
             return false;
         }
+        self.look_after();
         if self.socket.is_none() {
             let now = sys::now();
             if now < self.not_before {
                 return false;
             }
             self.socket = connect();
-            OWN.store(self.socket.as_ref().map_or(-1, |socket| socket.0), Ordering::Relaxed);
             self.not_before = now + PAUSE;
         }
+        while let Some(untold) = self.untold.pop() {
+            if !self.send(&untold) {
+                self.untold.push(untold);
+                return false;
+            }
+        }
+        self.send(request)
+    }
+
+    fn send(&mut self, request: &Request) -> bool {
         let Some(socket) = &self.socket else { return false };
         let bytes = request.emit();
         let sent = net::send(socket, bytes.as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         if !matches!(sent, Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) {
-            OWN.store(-1, Ordering::Relaxed);
-            self.socket = None;
+            self.end();
         }
         sent.is_ok()
     }
 
+    /// It is no longer there, and takes this process for dead.
+    fn end(&mut self) {
+        self.socket = None;
+        self.untold.clear();
+    }
+
+    /// The program may have closed the socket, and have something else by its number.
+    fn look_after(&mut self) {
+        if self.socket.as_ref().is_some_and(|socket| !socket.is_ours()) {
+            self.end();
+        }
+    }
+
     fn hear(&mut self) -> Option<(Reply, Option<OwnedFd>)> {
+        self.look_after();
         let socket = self.socket.as_ref()?;
         let mut bytes = [0; LONGEST];
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -231,8 +232,7 @@ impl Daemon {
             }
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
             _ => {
-                OWN.store(-1, Ordering::Relaxed);
-                self.socket = None;
+                self.end();
                 None
             }
         }
@@ -241,15 +241,10 @@ impl Daemon {
 
 /// A connection to the daemon of this user, in this network namespace.
 fn connect() -> Option<Own> {
-    let socket = Own::connect(&remora_rack::frame::name(rustix::process::geteuid().as_raw()))?.high();
+    let socket = connect_to(&remora_rack::frame::name(rustix::process::geteuid().as_raw()))?.high();
     let hello = Request::Hello { process: sys::process_id() }.emit();
     net::send(socket.as_fd(), hello.as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
     Some(socket)
-}
-
-/// Whether a descriptor is this library's own, which programs know nothing of.
-pub fn is_own(fd: c_int) -> bool {
-    fd >= 0 && fd == OWN.load(Ordering::Relaxed)
 }
 
 /// The addresses of a connection's two ends: this one's first.
@@ -284,8 +279,7 @@ pub fn forked() {
     release();
     GIVEN.lock().clear();
     let mut daemon = DAEMON.lock();
-    OWN.store(-1, Ordering::Relaxed);
-    daemon.socket = None;
+    daemon.end();
     daemon.waiting = None;
     daemon.not_before = 0;
     drop(daemon);

@@ -50,6 +50,8 @@ pub struct Socket {
     fds: AtomicU32,
     /// Calls under way in this process.
     users: AtomicU32,
+    /// Short calls of the kernel's on its descriptors, which stay what they are meanwhile.
+    touches: AtomicU32,
     /// Of these, what is in the kernel and may send or take bytes there.
     kernel_tx: AtomicU32,
     kernel_rx: AtomicU32,
@@ -139,22 +141,38 @@ impl Socket {
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
     }
 
-    /// Begins a call that sends by the kernel. False if the ring is the way by now.
-    pub fn enter_kernel_tx(&self) -> bool {
+    /// Begins a call that sends by the kernel. None if the ring is the way by now.
+    pub fn enter_kernel_tx(&self) -> Option<Entered<'_>> {
         enter(&self.kernel_tx, &self.no_kernel_tx, || self.link().is_some_and(|link| link.own(Word::Switched) != 0))
     }
 
-    pub fn exit_kernel_tx(&self) {
-        self.kernel_tx.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Begins a call that receives from the kernel. False if the receiver is to look at both by now.
-    pub fn enter_kernel_rx(&self) -> bool {
+    /// Begins a call that receives from the kernel. None if the receiver is to look at both by now.
+    pub fn enter_kernel_rx(&self) -> Option<Entered<'_>> {
         enter(&self.kernel_rx, &self.no_kernel_rx, || self.link().is_some_and(|link| link.peer(Word::Ready) != 0))
     }
 
-    pub fn exit_kernel_rx(&self) {
-        self.kernel_rx.fetch_sub(1, Ordering::SeqCst);
+    /// A descriptor that leads here: this one if it does, else another one.
+    pub fn descriptor(&self, fd: c_int) -> Option<c_int> {
+        if leads(fd, self) {
+            return Some(fd);
+        }
+        descriptors().find(|(_, other)| std::ptr::eq(*other, self)).map(|(fd, _)| fd)
+    }
+
+    /// A descriptor for a short call of the kernel's, which nobody closes meanwhile. None if all are closed: the number may be
+    /// another one's by now.
+    #[inline]
+    pub fn touch(&self, fd: c_int) -> Option<Touch<'_>> {
+        self.touches.fetch_add(1, Ordering::SeqCst);
+        let touch = Touch { socket: self, fd };
+        if leads(fd, self) {
+            return Some(touch);
+        }
+        let fd = self.descriptor(fd)?;
+        leads(fd, self).then(|| {
+            std::mem::forget(touch);
+            Touch { socket: self, fd }
+        })
     }
 
     /// Counts the caller as one that sleeps. Before it makes its wish: a bell that comes after that is then not taken by
@@ -203,19 +221,44 @@ pub struct Asleep<'a>(&'a Socket);
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        *self.0.sleepers.lock() -= 1;
+        // There are none after a fork.
+        let mut sleepers = self.0.sleepers.lock();
+        *sleepers = sleepers.saturating_sub(1);
     }
 }
 
-fn enter(count: &AtomicU32, stopped: &AtomicBool, changed: impl Fn() -> bool) -> bool {
+/// A short call of the kernel's may be made on this descriptor.
+pub struct Touch<'a> {
+    socket: &'a Socket,
+    /// The descriptor.
+    pub fd: c_int,
+}
+
+impl Drop for Touch<'_> {
+    fn drop(&mut self) {
+        self.socket.touches.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A call is in the kernel and may send or take bytes there.
+pub struct Entered<'a>(&'a AtomicU32);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn enter<'a>(count: &'a AtomicU32, stopped: &AtomicBool, changed: impl Fn() -> bool) -> Option<Entered<'a>> {
     loop {
         count.fetch_add(1, Ordering::SeqCst);
+        let entered = Entered(count);
         if !stopped.load(Ordering::SeqCst) {
-            return true;
+            return Some(entered);
         }
-        count.fetch_sub(1, Ordering::SeqCst);
+        drop(entered);
         if changed() {
-            return false;
+            return None;
         }
         sys::give_way();
     }
@@ -307,6 +350,24 @@ pub fn find(fd: c_int) -> Option<Used> {
     }
 }
 
+/// Whether a descriptor leads to a socket.
+#[inline]
+pub fn leads(fd: c_int, socket: &Socket) -> bool {
+    entry(fd).is_some_and(|entry| std::ptr::eq(entry.load(Ordering::SeqCst), socket))
+}
+
+/// A socket that is known, in use; none if its descriptors are all closed.
+pub fn hold_on(socket: &'static Socket) -> Option<Used> {
+    socket.users.fetch_add(1, Ordering::SeqCst);
+    let used = Used(socket);
+    (socket.fds.load(Ordering::SeqCst) != 0).then_some(used)
+}
+
+/// Whether any descriptor leads to a socket.
+pub fn is_open(socket: &Socket) -> bool {
+    socket.fds.load(Ordering::SeqCst) != 0
+}
+
 /// A descriptor is a new TCP socket.
 pub fn add(fd: c_int) {
     let Some(entry) = entry_or_new(fd) else { return };
@@ -328,16 +389,20 @@ pub fn copy(from: c_int, to: c_int) {
     forget(before);
 }
 
-/// A descriptor is about to be closed. `last` is done first if it is the process's last one of its socket.
+/// A descriptor is about to be closed. `last` is done before if it was the process's last one of its socket.
 pub fn remove(fd: c_int, last: impl FnOnce(&Socket)) {
     let Some(socket) = find(fd) else { return };
     let Some(entry) = entry(fd) else { return };
-    if socket.fds.load(Ordering::SeqCst) == 1 {
-        last(&socket);
-    }
     let found = std::ptr::from_ref(socket.address()).cast_mut();
-    if entry.compare_exchange(found, null_mut(), Ordering::AcqRel, Ordering::Acquire).is_ok() {
-        socket.fds.fetch_sub(1, Ordering::SeqCst);
+    if entry.compare_exchange(found, null_mut(), Ordering::SeqCst, Ordering::Acquire).is_err() {
+        return;
+    }
+    // Who has seen it lead here makes a call that does not wait.
+    while socket.touches.load(Ordering::SeqCst) != 0 {
+        sys::give_way();
+    }
+    if socket.fds.fetch_sub(1, Ordering::SeqCst) == 1 {
+        last(&socket);
     }
 }
 
@@ -372,7 +437,7 @@ fn forget(before: *mut Socket) {
 impl Socket {
     fn reset(&'static self) -> &'static Self {
         self.state.store(state::PLAIN, Ordering::Release);
-        for count in [&self.ops, &self.looks, &self.kernel_tx, &self.kernel_rx] {
+        for count in [&self.ops, &self.looks, &self.touches, &self.kernel_tx, &self.kernel_rx] {
             count.store(0, Ordering::Relaxed);
         }
         for flag in [
@@ -404,4 +469,32 @@ pub fn hold() {
 
 pub fn release() {
     FREE.release();
+}
+
+impl Socket {
+    /// Before a fork.
+    pub fn hold(&self) {
+        self.key.hold();
+        self.settling.hold();
+        self.watched.hold();
+        self.sleepers.hold();
+        self.names.hold();
+    }
+
+    /// After it, in both.
+    pub fn release(&self) {
+        self.names.release();
+        self.sleepers.release();
+        self.watched.release();
+        self.settling.release();
+        self.key.release();
+    }
+
+    /// After it, in the child: what other threads of the parent's are at is not done here.
+    pub fn forked(&self) {
+        *self.sleepers.lock() = 0;
+        for count in [&self.touches, &self.kernel_tx, &self.kernel_rx] {
+            count.store(0, Ordering::SeqCst);
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::sys;
+use crate::{signals, sys};
 
 /// A value behind a lock. What is done under it is short.
 pub struct Spin<T> {
@@ -134,6 +134,10 @@ pub fn look(mut come: impl FnMut() -> bool) -> bool {
                 return true;
             }
             std::hint::spin_loop();
+        }
+        if signals::is_called_for() {
+            // It ends the wait, or is to run in it.
+            return false;
         }
         let mut passed = sys::now() - start;
         if (POLITE..budget).contains(&passed) {

@@ -5,10 +5,14 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use crate::heap::Heap;
 use crate::link::Word;
 use crate::socket::{self, Socket, state};
 use crate::spin::Spin;
-use crate::{epoll, rack, sys};
+use crate::{epoll, own, rack, signals, sys};
+
+#[cfg_attr(not(test), global_allocator)]
+static HEAP: Heap = Heap::new();
 
 /// This process, but not a child that only borrows its memory until it becomes another program.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -29,6 +33,7 @@ static SHARED: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
+    let _section = signals::Section::enter();
     PROCESS.store(sys::process_id(), Ordering::Relaxed);
     // SAFETY: memory of our own, shared with children.
     let page = unsafe {
@@ -110,40 +115,70 @@ pub fn unshare(socket: &Socket) {
 /// meanwhile. One thread forks at a time.
 static HELD: Spin<Vec<&'static Socket>> = Spin::new(Vec::new());
 
-extern "C" fn prepare() {
+/// Before a fork.
+pub extern "C" fn prepare() {
+    signals::begin();
     socket::hold();
     rack::hold();
     // Several descriptors may lead to one.
     let mut seen = HashSet::new();
     let held: Vec<_> = socket::all_raw().filter(|socket| seen.insert(std::ptr::from_ref(*socket).addr())).collect();
+    drop(seen);
     for socket in &held {
-        socket.key.hold();
-        socket.settling.hold();
-        socket.watched.hold();
+        socket.hold();
         share(socket);
     }
     *HELD.lock() = held;
+    #[cfg(not(test))]
+    crate::handover::hold();
+    signals::hold();
     epoll::hold();
+    own::hold();
+    // Last: what stands above takes some.
+    HEAP.hold();
 }
 
-extern "C" fn parent() {
-    unlock();
+/// After it, in the parent.
+pub extern "C" fn parent() {
+    let held = unlock();
     rack::release();
+    share_waits(&held);
+    signals::end();
 }
 
-extern "C" fn child() {
+/// After it, in the child.
+pub extern "C" fn child() {
     sys::forked();
     PROCESS.store(sys::process_id(), Ordering::Relaxed);
-    unlock();
+    let held = unlock();
+    epoll::forked();
     rack::forked();
+    let own = sys::process();
+    for socket in &held {
+        socket.forked();
+        if let Some(link) = socket.link() {
+            link.join(own);
+        }
+    }
+    share_waits(&held);
+    signals::end();
 }
 
-fn unlock() {
+/// Who waits for sockets with rings looks at them again: two processes have them now.
+fn share_waits(held: &[&'static Socket]) {
+    held.iter().filter(|socket| socket.link().is_some()).for_each(|socket| epoll::heat(socket));
+}
+
+/// Whoever was held goes on.
+fn unlock() -> Vec<&'static Socket> {
+    HEAP.release();
+    own::release();
     epoll::release();
-    for socket in std::mem::take(&mut *HELD.lock()) {
-        socket.watched.release();
-        socket.settling.release();
-        socket.key.release();
-    }
+    signals::release();
+    #[cfg(not(test))]
+    crate::handover::release();
+    let held = std::mem::take(&mut *HELD.lock());
+    held.iter().for_each(|socket| socket.release());
     socket::release();
+    held
 }

@@ -6,15 +6,17 @@ use std::ffi::c_int;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, WRITABLE, Word};
-use crate::socket::{Socket, state, stays};
-use crate::wait::NAP;
-use crate::{epoll, rack, spin, sys};
+use crate::socket::{self, Socket, state, stays};
+use crate::wait::{NAP, SHARED};
+use crate::{epoll, rack, signals, spin, sys};
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
 const INVALID: isize = -(libc::EINVAL as isize);
 const NO_BUFFERS: isize = -(libc::ENOBUFS as isize);
 const RESET: isize = -(libc::ECONNRESET as isize);
 const PIPE: isize = -(libc::EPIPE as isize);
+/// Another thread has closed all descriptors.
+const CLOSED: isize = -(libc::EBADF as isize);
 
 /// Calls between two looks for an answer of the daemon, once there was none for long.
 const RARELY: u32 = 64;
@@ -62,6 +64,7 @@ pub fn begin(socket: &Socket, link: Link, fd: c_int) {
     sys::close_on_exec(fd);
     socket.cookie.store(sys::cookie(fd).unwrap_or(0), Ordering::Relaxed);
     link.add_own(Word::Holders, 1);
+    link.join(sys::process());
     let flags = sys::call!(SYS_fcntl, fd, libc::F_GETFL);
     link.set_own(Word::NonBlocking, u64::from(flags & libc::O_NONBLOCK as i64 != 0));
     link.wish_always(flags & libc::O_ASYNC as i64 != 0);
@@ -122,7 +125,9 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
         return;
     }
     let _one_at_a_time = socket.settling.lock();
-    let alone = link.own(Word::Holders) <= 1;
+    let Some(touch) = socket.touch(fd) else { return };
+    let fd = touch.fd;
+    let alone = !link.is_shared();
     if link.peer(Word::Ready) == 0 {
         if !alone || !socket.stop_kernel_rx() {
             return;
@@ -151,26 +156,25 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
         }
         drop(locked);
         epoll::switched(socket);
-        if link.take_wish(WANT_DATA | WANT_ROOM) {
-            ring(link, fd);
-        }
+        wake(socket, link, fd, WANT_DATA | WANT_ROOM);
     }
     socket.settled.store(true, Ordering::Release);
 }
 
 /// Rings at the peer. Only after this end's sending direction has changed over: before, the byte would be data. Not at one
 /// that has closed: the kernel would answer with a reset, which takes what is on its way with it.
-fn ring(link: &Link, fd: c_int) {
-    ring_so(link, fd, 0);
+fn ring(socket: &Socket, link: &Link, fd: c_int) {
+    ring_so(socket, link, fd, 0);
 }
 
 /// The same with flags of `send`. A negative errno if that could not be.
-fn ring_so(link: &Link, fd: c_int, flags: c_int) -> isize {
+fn ring_so(socket: &Socket, link: &Link, fd: c_int, flags: c_int) -> isize {
+    let Some(touch) = socket.touch(fd) else { return CLOSED };
     link.add_own(Word::Bells, 1);
     fence(Ordering::SeqCst);
     let mut result = 0;
     if link.own(Word::Gone) == 0 {
-        result = sys::ring(fd, flags);
+        result = sys::ring(touch.fd, flags);
         if result == 1 {
             return result;
         }
@@ -192,7 +196,7 @@ pub fn silence(socket: &Socket, link: &Link, fd: c_int) {
     }
     let end = sys::now() + ON_ITS_WAY;
     loop {
-        take_bells(socket, link, fd);
+        take_bells_by(socket, link, fd);
         let missing = link.peer(Word::Bells).wrapping_sub(link.peer(Word::BellsTaken)) as i64;
         if missing <= 0 || link.own(Word::Eof) != 0 || sys::now() > end {
             return;
@@ -232,6 +236,20 @@ fn left_in_kernel(link: &Link) -> Option<usize> {
 /// Takes bells, and hears of the connection's end; only once all else was taken from the kernel. Bells that other threads
 /// sleep for stay: these wake by them.
 pub fn take_bells(socket: &Socket, link: &Link, fd: c_int) {
+    if link.own(Word::Holders) > 1 {
+        // They are for others, too. What comes from now on has one of its own, and what is there already keeps its.
+        link.arm(WANT_DATA);
+        if link.readable() != Ok(0) {
+            return;
+        }
+    }
+    if let Some(touch) = socket.touch(fd) {
+        take_bells_by(socket, link, touch.fd);
+    }
+}
+
+/// The same by a descriptor that nobody closes meanwhile.
+fn take_bells_by(socket: &Socket, link: &Link, fd: c_int) {
     let mut bells = [0; 64];
     let mut rung = false;
     {
@@ -269,9 +287,9 @@ fn count_bells(link: &Link, bytes: &[u8]) {
 }
 
 /// Rings if the peer wishes for one of these.
-pub fn wake(link: &Link, fd: c_int, wishes: u64) {
+pub fn wake(socket: &Socket, link: &Link, fd: c_int, wishes: u64) {
     if link.take_wish(wishes) {
-        ring(link, fd);
+        ring(socket, link, fd);
     }
 }
 
@@ -476,8 +494,8 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
         let seen = if peeks { got } else { 0 };
         let skip = got - seen;
         let now = match was_drained {
-            true => recv_ring(link, fd, parts, skip, flags),
-            false => recv_before(link, fd, parts, skip, flags),
+            true => recv_ring(socket, link, fd, parts, skip, flags),
+            false => recv_before(socket, link, fd, parts, skip, flags),
         };
         let result = match now {
             Ok(n) if n > 0 && n == seen => AGAIN,
@@ -485,7 +503,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
                 got = skip + n;
                 if n > 0 && got < want && !was_drained && drained(link) {
                     // Programs take a short read for the last one, until they are told of more.
-                    got += recv_ring(link, fd, parts, got, flags).unwrap_or(0);
+                    got += recv_ring(socket, link, fd, parts, got, flags).unwrap_or(0);
                 }
                 let data_is_in_ring = link.peer(Word::Drained) != 0;
                 if data_is_in_ring && link.peer(Word::Bells) != link.peer(Word::BellsTaken) && link.readable() == Ok(0)
@@ -551,7 +569,14 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
 
 /// Takes what the ring has; into nothing if it is to be cut, as TCP does where a datagram would be: there need not be any memory
 /// for it.
-fn recv_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_int) -> Result<usize, isize> {
+fn recv_ring(
+    socket: &Socket,
+    link: &Link,
+    fd: c_int,
+    parts: &Parts<'_>,
+    skip: usize,
+    flags: c_int,
+) -> Result<usize, isize> {
     let locked = link.lock(Side::Rx);
     let want = parts.len() - skip;
     if want == 0 {
@@ -589,28 +614,37 @@ fn recv_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_in
         return Err(AGAIN);
     }
     if takes {
-        made_room(link, fd);
+        made_room(socket, link, fd);
     }
     Ok(got)
 }
 
 /// Bytes were taken: a sender that waits for room hears of it when there is enough.
-pub fn made_room(link: &Link, fd: c_int) {
+pub fn made_room(socket: &Socket, link: &Link, fd: c_int) {
     // Exactly how much takes the sender's line: only for one who wants to hear of it.
     if link.own(Word::Switched) == 0 || !link.is_wished(WANT_ROOM) {
         return;
     }
     let room = link.readable().map_or(0, |used| RING - used);
-    if room >= WRITABLE && link.take_wish(WANT_ROOM) {
-        ring(link, fd);
+    if room >= WRITABLE {
+        wake(socket, link, fd, WANT_ROOM);
     }
 }
 
 /// Takes what the kernel has, while the peer may change over at any moment: bells that follow are not data.
-fn recv_before(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_int) -> Result<usize, isize> {
+fn recv_before(
+    socket: &Socket,
+    link: &Link,
+    fd: c_int,
+    parts: &Parts<'_>,
+    skip: usize,
+    flags: c_int,
+) -> Result<usize, isize> {
     if parts.len() == skip {
         return Ok(0);
     }
+    let Some(touch) = socket.touch(fd) else { return Err(CLOSED) };
+    let fd = touch.fd;
     let _locked = link.lock(Side::Rx);
     let rest = rest(parts, skip);
     let flags = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
@@ -711,17 +745,15 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
     let mut sleep = Sleep::new(socket.tx_timeout.load(Ordering::Relaxed));
     loop {
         if link.own(Word::Fin) != 0 || peer_gone(link) {
-            let eof = link.own(Word::Eof);
-            let error = if link.own(Word::Fin) == 0 && eof >> 8 != 0 { end(link, eof) } else { PIPE };
-            return Some(if sent > 0 { sent as isize } else { error });
+            return Some(if sent > 0 { sent as isize } else { no_more(socket, link) });
         }
         if wants_note && (link.room() != Ok(0) || !non_blocking(link, flags)) {
-            if let Some(error) = note(link, fd, non_blocking(link, flags), &sleep) {
+            if let Some(error) = note(socket, link, fd, non_blocking(link, flags), &sleep) {
                 return Some(error);
             }
             wants_note = false;
         }
-        match send_ring(link, fd, parts, sent, flags) {
+        match send_ring(socket, link, fd, parts, sent, flags) {
             Ok(n) => sent += n,
             Err(error) => return Some(if sent > 0 { sent as isize } else { error }),
         }
@@ -744,11 +776,41 @@ pub fn send(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
     }
 }
 
+/// What a sender is told when nobody takes anything any more.
+fn no_more(socket: &Socket, link: &Link) -> isize {
+    let eof = link.own(Word::Eof);
+    match socket::is_open(socket) {
+        false => CLOSED,
+        true if link.own(Word::Fin) == 0 && eof >> 8 != 0 => end(link, eof),
+        true => PIPE,
+    }
+}
+
+/// How much may be sent without waiting, once there is something; a negative errno if nobody takes it, or there is nothing yet
+/// and the socket does not wait.
+pub fn room_to_send(socket: &Socket, link: &Link, fd: c_int) -> Result<usize, isize> {
+    let mut sleep = Sleep::new(socket.tx_timeout.load(Ordering::Relaxed));
+    loop {
+        match link.room().map_err(|_| RESET)? {
+            _ if link.own(Word::Fin) != 0 || peer_gone(link) => return Err(no_more(socket, link)),
+            0 => {}
+            room => return Ok(room),
+        }
+        if non_blocking(link, 0) {
+            no_room(socket);
+            return Err(AGAIN);
+        }
+        if let Some(error) = wait_for_room(socket, link, fd, &mut sleep) {
+            return Err(error);
+        }
+    }
+}
+
 /// Sends without a copy have one here. The kernel's note of it, for who has asked for these, is that of a bell that is sent so:
 /// its number is the next one, it is told of as all are, and room for it may be lacking.
-fn note(link: &Link, fd: c_int, at_once: bool, sleep: &Sleep) -> Option<isize> {
+fn note(socket: &Socket, link: &Link, fd: c_int, at_once: bool, sleep: &Sleep) -> Option<isize> {
     loop {
-        match ring_so(link, fd, libc::MSG_ZEROCOPY) {
+        match ring_so(socket, link, fd, libc::MSG_ZEROCOPY) {
             AGAIN if !at_once => {
                 if let Some(error) = nap(sleep) {
                     return Some(error);
@@ -767,7 +829,14 @@ pub fn no_room(socket: &Socket) {
     epoll::full(socket);
 }
 
-fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_int) -> Result<usize, isize> {
+fn send_ring(
+    socket: &Socket,
+    link: &Link,
+    fd: c_int,
+    parts: &Parts<'_>,
+    skip: usize,
+    flags: c_int,
+) -> Result<usize, isize> {
     let mut sent = 0;
     let locked = link.lock(Side::Tx);
     let rest = parts.len() - skip;
@@ -787,11 +856,14 @@ fn send_ring(link: &Link, fd: c_int, parts: &Parts<'_>, skip: usize, flags: c_in
     }
     drop(locked);
     spin::asked();
-    if sent > 0 && link.is_wished(WANT_DATA) && link.take_wish(WANT_DATA) {
-        ring(link, fd);
+    if sent > 0 && link.is_wished(WANT_DATA) {
+        wake(socket, link, fd, WANT_DATA);
     }
-    if is_urgent && link.own(Word::Gone) == 0 {
-        sys::urge(fd);
+    if is_urgent
+        && link.own(Word::Gone) == 0
+        && let Some(touch) = socket.touch(fd)
+    {
+        sys::urge(touch.fd);
     }
     Ok(sent)
 }
@@ -826,6 +898,9 @@ fn wait(
     sleep: &mut Sleep,
     come: impl Fn() -> bool,
 ) -> Option<isize> {
+    if !socket::is_open(socket) {
+        return Some(CLOSED);
+    }
     let _asleep = socket.falling_asleep();
     if !sleep.dozed && link.peer(Word::Drained) != 0 && link.own(Word::Holders) <= 1 {
         return match link.doze(wish, sleep.deadline, sleep.again, come) {
@@ -839,7 +914,7 @@ fn wait(
         };
     }
     link.arm(wish);
-    if come() { None } else { sleep_in_kernel(link, fd, sleep) }
+    if come() { None } else { sleep_in_kernel(socket, link, fd, wish, sleep) }
 }
 
 /// How a call sleeps.
@@ -873,34 +948,40 @@ fn nap(sleep: &Sleep) -> Option<isize> {
 }
 
 /// Sleeps until the kernel has something: bytes, a bell, an end. An error is the kernel's.
-fn sleep_in_kernel(link: &Link, fd: c_int, sleep: &Sleep) -> Option<isize> {
-    if link.own(Word::Holders) > 1 {
+fn sleep_in_kernel(socket: &Socket, link: &Link, fd: c_int, wish: u64, sleep: &Sleep) -> Option<isize> {
+    let is_shared = link.is_shared();
+    if is_shared && wish == WANT_ROOM {
         // Another process may take the bell.
         return nap(sleep);
     }
-    let deadline = sleep.deadline.unwrap_or(u64::MAX);
-    if sleep.again && !sys::is_sealed() {
+    // Somebody may close it at any time; what is only looked at then is nobody's loss.
+    let Some(fd) = socket.descriptor(fd) else { return Some(CLOSED) };
+    // A reader's limit is none of a sender's, but the kernel would take it for one.
+    let is_limited = socket.rx_timeout.load(Ordering::Relaxed) != 0;
+    if sleep.again && !is_shared && !is_limited && !sys::is_sealed() {
         // A call that the kernel begins again by itself after a signal, where the program wants it so.
-        return match sys::recv(fd, &mut [0], libc::MSG_PEEK) {
+        return match signals::waiting(true, || sys::recv(fd, &mut [0], libc::MSG_PEEK)) {
             // The second if somebody made the descriptor non-blocking past this library.
-            e if e == -(libc::EINTR as isize) || e == AGAIN => Some(e),
+            e if e == -(libc::EINTR as isize) || e == AGAIN || e == CLOSED => Some(e),
             e => {
                 broken(link, e);
                 None
             }
         };
     }
-    let now = sys::now();
-    if now >= deadline {
+    if sleep.is_over() {
         return Some(AGAIN);
     }
-    let wait = (deadline - now).div_ceil(1_000_000).min(1 << 30) as c_int;
+    let left = sleep.deadline.map_or(u64::MAX, |deadline| deadline.saturating_sub(sys::now()));
+    let left = left.min(if is_shared { SHARED } else { u64::MAX });
+    let wait = left.div_ceil(1_000_000).min(1 << 30) as c_int;
     let mut fds = [libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 }];
-    match sys::poll(&mut fds, wait) {
-        0 => Some(AGAIN),
+    match sys::wait(&mut fds, wait, sleep.again) {
+        // Who waits looks once more.
+        0 => None,
         // It may be a note of what was sent, which nobody takes.
         1.. if fds[0].revents == libc::POLLERR => nap(sleep),
         1.. => None,
-        error => Some(error as isize),
+        error => Some(error),
     }
 }

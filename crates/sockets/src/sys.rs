@@ -2,9 +2,11 @@
 //! one is an errno.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_long};
+use std::ffi::{CStr, c_int, c_long};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::signals;
 
 /// A byte that says "look".
 pub const BELL: u8 = 0xbe;
@@ -16,8 +18,7 @@ const URGENT: u8 = 0;
 macro_rules! call {
     ($number:ident $(, $argument:expr)*) => {{
         // SAFETY: what is passed is the caller's own memory, or that of the program, for which the kernel answers.
-        let result = unsafe { libc::syscall(libc::$number $(, $argument)*) };
-        if result < 0 { -std::ffi::c_long::from(remora_preload::errno()) } else { result }
+        unsafe { $crate::raw::raw(libc::$number $(, $argument)*) }
     }};
 }
 pub(crate) use call;
@@ -62,7 +63,7 @@ fn ready(fd: c_int, events: i16) -> bool {
     poll(&mut fds, 0) > 0 && fds[0].revents != libc::POLLERR
 }
 
-/// Receives, as the descriptor does.
+/// Receives without waiting, or looks.
 pub fn recv(fd: c_int, out: &mut [u8], flags: c_int) -> isize {
     call!(SYS_recvfrom, fd, out.as_mut_ptr(), out.len(), flags, 0usize, 0usize) as isize
 }
@@ -129,13 +130,13 @@ pub fn futex_wait(address: u64, value: u32, until: u64, again: bool) -> isize {
     let (second, rest) = ((until / 1_000_000_000) as i64, (until % 1_000_000_000) as i64);
     let time = libc::timespec { tv_sec: second, tv_nsec: rest };
     let (time, clock) = (&raw const time, libc::CLOCK_MONOTONIC);
-    let result = match again {
+    let result = signals::waiting(again, || match again {
         true => call!(SYS_futex_waitv, &raw const waited, 1usize, 0usize, time, clock) as isize,
         false => {
             let (op, all) = (libc::FUTEX_WAIT_BITSET, u32::MAX);
             call!(SYS_futex, address, op, value, time, 0usize, all) as isize
         }
-    };
+    });
     // Not these bits any more: as if it had been woken.
     if result == -(libc::EAGAIN as isize) { 0 } else { result.min(0) }
 }
@@ -144,7 +145,7 @@ pub fn futex_wait(address: u64, value: u32, until: u64, again: bool) -> isize {
 pub fn sleep_until(until: u64, again: bool) -> isize {
     static NOBODYS: AtomicU32 = AtomicU32::new(0);
     let result = match is_sealed() {
-        true => poll(&mut [], until.saturating_sub(now()).div_ceil(1_000_000) as c_int) as isize,
+        true => wait(&mut [], until.saturating_sub(now()).div_ceil(1_000_000) as c_int, again),
         false => futex_wait(NOBODYS.as_ptr().addr() as u64, 0, until, again),
     };
     if result == -(libc::EINTR as isize) { result } else { 0 }
@@ -153,6 +154,11 @@ pub fn sleep_until(until: u64, again: bool) -> isize {
 /// Wakes all who sleep at an address.
 pub fn futex_wake(address: u64) {
     call!(SYS_futex, address, libc::FUTEX_WAKE, c_int::MAX, 0usize, 0usize, 0usize);
+}
+
+/// Waits for one of these as [`poll`] does, as [`signals::waiting`].
+pub fn wait(fds: &mut [libc::pollfd], timeout: c_int, again: bool) -> isize {
+    signals::waiting(again, || poll(fds, timeout) as isize)
 }
 
 /// Waits for one of these, for so many milliseconds, or for ever if that is negative.
@@ -346,6 +352,36 @@ pub fn thread_lives(id: u64) -> bool {
     is_sealed() || call!(SYS_tkill, id as c_int, 0) != -c_long::from(libc::ESRCH)
 }
 
+/// What tells this process from others: its number, and of which of the kernel's tables of them it is.
+pub fn process() -> u64 {
+    u64::from(process_id()) | inode(c"/proc/thread-self/ns/pid") << 32
+}
+
+/// Whether such a process has ended, whether its parent has asked or not. What cannot be found out lives.
+pub fn is_dead(process: u64) -> bool {
+    if is_sealed() || process >> 32 == 0 || process >> 32 != self::process() >> 32 {
+        return false;
+    }
+    match call!(SYS_pidfd_open, process as u32, 0) {
+        fd @ 0.. => {
+            let dead = poll(&mut [libc::pollfd { fd: fd as c_int, events: libc::POLLIN, revents: 0 }], 0) > 0;
+            call!(SYS_close, fd);
+            dead
+        }
+        error => error == -c_long::from(libc::ESRCH),
+    }
+}
+
+/// Writes what a program may have lent for reading alone.
+pub fn give(to: *mut u8, from: *const u8, len: usize) {
+    if is_sealed() {
+        return;
+    }
+    let part = |at: *const u8| libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len };
+    let (from, to) = (part(from), part(to));
+    call!(SYS_process_vm_writev, process_id(), &raw const from, 1usize, &raw const to, 1usize, 0usize);
+}
+
 /// Lets others have the core.
 pub fn give_way() {
     match is_sealed() {
@@ -361,9 +397,13 @@ pub fn process_id() -> u32 {
 
 /// What tells this thread's network namespace from others; 0 if that cannot be found out.
 pub fn namespace() -> u64 {
+    inode(c"/proc/thread-self/ns/net")
+}
+
+/// A file's number in its file system; 0 if that cannot be found out.
+fn inode(path: &CStr) -> u64 {
     // SAFETY: all zeros are a stat.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
-    let path = c"/proc/thread-self/ns/net";
     match call!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), &raw mut found, 0) {
         0 => found.st_ino,
         _ => 0,

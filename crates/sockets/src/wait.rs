@@ -6,10 +6,13 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLL
 
 use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Used};
-use crate::{epoll, spin, stream, sys};
+use crate::{epoll, signals, spin, stream, sys};
 
 /// How long to sleep where a bell may not be heard, nanoseconds.
 pub const NAP: u64 = 1_000_000;
+
+/// How long where another process has the connection as well, and may take a bell that it has no use for, nanoseconds.
+pub const SHARED: u64 = 100_000_000;
 
 const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
@@ -119,6 +122,9 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_
         let wait = match deadline.map(|deadline| deadline.saturating_sub(sys::now())) {
             _ if !sleep || first => Some(0),
             left if ringed.iter().any(|at| at.is_out_of_hearing(&fds[at.index])) => left.min(Some(NAP)).or(Some(NAP)),
+            left if ringed.iter().any(|at| at.used.link().is_some_and(Link::is_shared)) => {
+                left.min(Some(SHARED)).or(Some(SHARED))
+            }
             left => left,
         };
         let asked: Vec<i16> = fds.iter().map(|at| at.events).collect();
@@ -146,7 +152,12 @@ fn kernel_poll(fds: &mut [pollfd], wait: Option<u64>, mask: *const libc::sigset_
     let time = wait
         .map(|wait| libc::timespec { tv_sec: (wait / 1_000_000_000) as i64, tv_nsec: (wait % 1_000_000_000) as i64 });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    sys::call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), time, mask, 8usize) as c_int
+    let mut poll = || sys::call!(SYS_ppoll, fds.as_mut_ptr(), fds.len(), time, mask, 8usize) as isize;
+    match wait {
+        // With a mask handlers may run: after the call the signal is kept from this thread again.
+        Some(0) if mask.is_null() => poll() as c_int,
+        _ => signals::waiting(false, poll) as c_int,
+    }
 }
 
 /// Sets of descriptors of `select`: read, write, except. Each is null or has `count` bits at least.
