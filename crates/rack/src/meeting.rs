@@ -116,12 +116,16 @@ impl Meeting {
         Ok(Self { config, pool, links, daemons, waiting: BTreeMap::new(), spent: BTreeMap::new() })
     }
 
-    /// A process has an end of a connection. Tells both if the other end is here, and there is room.
-    pub fn attach(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> Option<[Introduction; 2]> {
+    /// A process has an end of a connection. Tells both if the other end is here, and there is room. First come sections that are
+    /// free now: whoever takes them again must not find what their last users still see.
+    pub fn attach(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> (Vec<Section>, Option<[Introduction; 2]>) {
         // An end of which there was one already is of a new connection with the same addresses.
-        if self.links.get(&key).is_some_and(|link| link.ends[end as usize].is_some() || link.buffer.is_some()) {
-            self.drop_link(key, false);
-        }
+        let again = self.links.get(&key).is_some_and(|link| link.ends[end as usize].is_some() || link.buffer.is_some());
+        let freed = if again { self.drop_link(key, false) } else { Vec::new() };
+        (freed, self.meet(node, key, end))
+    }
+
+    fn meet(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> Option<[Introduction; 2]> {
         let Some(link) = self.links.get_mut(&key) else {
             let waiting = self.waiting.entry(node).or_default();
             if *waiting < self.config.waiting {
@@ -269,6 +273,12 @@ mod tests {
         Key::new(1, ([127, 0, 0, 1], port).into(), ([127, 0, 0, 1], 80).into()).0
     }
 
+    impl Meeting {
+        fn told(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> Option<[Introduction; 2]> {
+            self.attach(node, key, end).1
+        }
+    }
+
     const A: NodeId = NodeId(1);
     const B: NodeId = NodeId(2);
     const C: NodeId = NodeId(3);
@@ -284,32 +294,32 @@ mod tests {
     #[test]
     fn ends_meet_and_only_they_see_the_buffer() {
         let mut meeting = meeting(4);
-        assert_eq!(meeting.attach(A, key(5000), ConnectionEnd::High), None);
-        let [to_b, to_a] = meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap();
+        assert_eq!(meeting.told(A, key(5000), ConnectionEnd::High), None);
+        let [to_b, to_a] = meeting.told(B, key(5000), ConnectionEnd::Low).unwrap();
         assert_eq!((to_b.node, to_b.end, to_a.node, to_a.end), (B, ConnectionEnd::Low, A, ConnectionEnd::High));
         assert_eq!(to_a.buffer, to_b.buffer);
         assert!(meeting.is_current(&to_a) && meeting.is_current(&to_b));
         let section = to_a.buffer.section();
         assert!(meeting.may_see(A, section) && meeting.may_see(B, section) && !meeting.may_see(C, section));
         // A second connection of the pair shares the section, one of another pair does not.
-        meeting.attach(A, key(5001), ConnectionEnd::High);
-        assert_eq!(meeting.attach(B, key(5001), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
-        meeting.attach(C, key(5002), ConnectionEnd::High);
-        assert_ne!(meeting.attach(B, key(5002), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
+        meeting.told(A, key(5001), ConnectionEnd::High);
+        assert_eq!(meeting.told(B, key(5001), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
+        meeting.told(C, key(5002), ConnectionEnd::High);
+        assert_ne!(meeting.told(B, key(5002), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
         assert_eq!(meeting.connections(), 3);
     }
 
     #[test]
     fn buffers_come_back_when_both_ends_are_gone() {
         let mut meeting = meeting(4);
-        meeting.attach(A, key(5000), ConnectionEnd::High);
-        let section = meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap()[0].buffer.section();
+        meeting.told(A, key(5000), ConnectionEnd::High);
+        let section = meeting.told(B, key(5000), ConnectionEnd::Low).unwrap()[0].buffer.section();
         assert_eq!(meeting.detach(A, key(5000), ConnectionEnd::High, true), []);
         assert_eq!(meeting.detach(A, key(5000), ConnectionEnd::High, true), [], "once");
         assert_eq!(meeting.detach(B, key(5000), ConnectionEnd::Low, true), [section]);
         assert_eq!(meeting.pool().free_sections(), 4);
-        meeting.attach(A, key(5000), ConnectionEnd::High);
-        meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap();
+        meeting.told(A, key(5000), ConnectionEnd::High);
+        meeting.told(B, key(5000), ConnectionEnd::Low).unwrap();
         assert_eq!(meeting.node_died(A), []);
         assert_eq!(meeting.node_died(B).len(), 1);
         assert_eq!((meeting.pool().free_sections(), meeting.connections()), (4, 0));
@@ -318,19 +328,19 @@ mod tests {
     #[test]
     fn a_connection_with_the_addresses_of_an_old_one_is_new() {
         let mut meeting = meeting(4);
-        meeting.attach(A, key(5000), ConnectionEnd::High);
-        assert_eq!(meeting.attach(A, key(5000), ConnectionEnd::High), None, "the first was never met");
-        meeting.attach(B, key(5000), ConnectionEnd::Low).unwrap();
-        assert_eq!(meeting.attach(B, key(5000), ConnectionEnd::Low), None);
-        assert_eq!(meeting.attach(A, key(5000), ConnectionEnd::High).map(|told| told[0].node), Some(A));
+        meeting.told(A, key(5000), ConnectionEnd::High);
+        assert_eq!(meeting.told(A, key(5000), ConnectionEnd::High), None, "the first was never met");
+        meeting.told(B, key(5000), ConnectionEnd::Low).unwrap();
+        assert_eq!(meeting.told(B, key(5000), ConnectionEnd::Low), None);
+        assert_eq!(meeting.told(A, key(5000), ConnectionEnd::High).map(|told| told[0].node), Some(A));
     }
 
     #[test]
     fn who_waits_for_many_waits_in_vain() {
         let mut meeting = meeting(4);
-        (5000..5010).for_each(|port| assert_eq!(meeting.attach(A, key(port), ConnectionEnd::High), None));
-        assert!(meeting.attach(B, key(5003), ConnectionEnd::Low).is_some());
-        assert!(meeting.attach(B, key(5009), ConnectionEnd::Low).is_none(), "of the others none was remembered");
+        (5000..5010).for_each(|port| assert_eq!(meeting.told(A, key(port), ConnectionEnd::High), None));
+        assert!(meeting.told(B, key(5003), ConnectionEnd::Low).is_some());
+        assert!(meeting.told(B, key(5009), ConnectionEnd::Low).is_none(), "of the others none was remembered");
     }
 
     proptest! {
@@ -342,22 +352,27 @@ mod tests {
         ) {
             let mut meeting = meeting(3);
             let mut live: BTreeMap<Key, FabricAddress> = BTreeMap::new();
+            // The memory of sections, as the daemon has it: only two processes ever see it.
+            let mut memory: BTreeMap<Section, [NodeId; 2]> = BTreeMap::new();
             for (what, node, port, low, reusable) in steps {
                 let (node, end) = (NodeId(node), if low { ConnectionEnd::Low } else { ConnectionEnd::High });
                 match what {
                     0..=4 => {
-                        let told = meeting.attach(node, key(port), end);
+                        let (freed, told) = meeting.attach(node, key(port), end);
+                        freed.iter().for_each(|section| { memory.remove(section); });
                         live.remove(&key(port));
                         if let Some([one, other]) = told {
                             prop_assert_eq!(one.buffer, other.buffer);
                             prop_assert!(live.values().all(|buffer| *buffer != one.buffer));
                             prop_assert!(meeting.may_see(one.node, one.buffer.section()));
                             prop_assert!(meeting.may_see(other.node, one.buffer.section()));
+                            let pair = [one.node.min(other.node), one.node.max(other.node)];
+                            prop_assert_eq!(*memory.entry(one.buffer.section()).or_insert(pair), pair);
                             live.insert(key(port), one.buffer);
                         }
                     }
-                    5 | 6 => { meeting.detach(node, key(port), end, reusable); }
-                    _ => { meeting.node_died(node); }
+                    5 | 6 => meeting.detach(node, key(port), end, reusable).iter().for_each(|section| { memory.remove(section); }),
+                    _ => meeting.node_died(node).iter().for_each(|section| { memory.remove(section); }),
                 }
                 live.retain(|key, _| meeting.links.get(key).is_some_and(|link| link.buffer.is_some()));
                 prop_assert_eq!(meeting.connections(), live.len());

@@ -211,7 +211,9 @@ impl RackDaemon {
             match (process.known, request) {
                 (false, Ok(Request::Hello { .. })) => process.known = true,
                 (true, Ok(Request::Attach(key, end))) => {
-                    if let Some(told) = self.meeting.attach(node, key, end)
+                    let (freed, told) = self.meeting.attach(node, key, end);
+                    self.let_go(&freed);
+                    if let Some(told) = told
                         && self.prepare(told[0].buffer)
                     {
                         self.met += 1;

@@ -1,0 +1,154 @@
+//! A connection that proves busy gets rings, and its directions change over.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+use super::bells::wake;
+use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, Word};
+use crate::socket::Socket;
+use crate::socket::state;
+use crate::socket::stays;
+use crate::{epoll, rack, sys};
+
+/// Calls between two looks for an answer of the daemon, once there was none for long.
+const RARELY: u32 = 64;
+
+/// So many bytes count as a call: who sends much has few.
+pub(super) const CALL: usize = 64 << 10;
+
+/// A call on a plain connection that sends so many bytes: busy ones are brought into the rack.
+#[inline]
+pub fn tick(socket: &'static Socket, fd: c_int, bytes: usize) {
+    if socket.state() > state::WAITING || sys::is_sealed() {
+        return;
+    }
+    if socket.state() == state::PLAIN {
+        let more = 1 + (bytes / CALL).min(1 << 16) as u32;
+        if socket.ops.fetch_add(more, Ordering::Relaxed) >= rack::worth_it() && !socket.in_use_elsewhere() {
+            match socket.is_standard() {
+                // Later perhaps.
+                true => socket.ops.store(0, Ordering::Relaxed),
+                false => rack::attach(socket, fd),
+            }
+        }
+        return;
+    }
+    let looks = socket.looks.fetch_add(1, Ordering::Relaxed);
+    if (looks < 4 * RARELY || looks.is_multiple_of(RARELY)) && !socket.in_use_elsewhere() {
+        rack::hear(socket, fd);
+    }
+}
+
+/// Whether the rack can do for this socket what the kernel does.
+pub fn fits(socket: &Socket, fd: c_int) -> bool {
+    let is = |name, value| sys::get_int(fd, libc::SOL_SOCKET, name) == Some(value);
+    is(libc::SO_RCVLOWAT, 1) && !socket.in_use_elsewhere() && !socket.is_standard()
+}
+
+/// The socket has rings from now on.
+pub fn begin(socket: &Socket, link: Link, fd: c_int) {
+    // Bells are to be heard at once.
+    sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
+    sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    if !socket.stays() && !sys::closes_on_exec(fd) {
+        socket.stays.store(stays::UNSAID, Ordering::Relaxed);
+    }
+    sys::close_on_exec(fd);
+    socket.cookie.store(sys::cookie(fd).unwrap_or(0), Ordering::Relaxed);
+    link.add_own(Word::Holders, 1);
+    link.join(sys::process());
+    let flags = sys::call!(SYS_fcntl, fd, libc::F_GETFL);
+    link.set_own(Word::NonBlocking, u64::from(flags & libc::O_NONBLOCK as i64 != 0));
+    link.wish_always(flags & libc::O_ASYNC as i64 != 0);
+    set_inline(&link, fd);
+    socket.rx_timeout.store(sys::get_timeout(fd, libc::SO_RCVTIMEO), Ordering::Relaxed);
+    socket.tx_timeout.store(sys::get_timeout(fd, libc::SO_SNDTIMEO), Ordering::Relaxed);
+    // Who waits for the kernel just now hears of the first bytes by a bell.
+    link.arm(WANT_DATA);
+    socket.set_link(link);
+    if let Some(link) = socket.link() {
+        progress(socket, link, fd);
+    }
+}
+
+/// `SO_OOBINLINE` is as the kernel has it.
+pub fn set_inline(link: &Link, fd: c_int) {
+    let is = sys::get_int(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_some_and(|value| value != 0);
+    link.set_own(Word::Inline, u64::from(is));
+}
+
+/// `SO_RCVLOWAT` counts for the rings instead of the kernel, of whose bells a reader hears one by one. Until the ring's turn has
+/// come it is told of whatever there is.
+pub fn take_low_mark(link: &Link, fd: c_int) {
+    let mark = sys::get_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
+    // More than there is room for would never be there.
+    link.set_own(Word::LowMark, (mark as u64).min(RING as u64 / 2));
+    sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
+}
+
+/// What a reader wants to be told of.
+pub fn low_mark(link: &Link) -> usize {
+    link.own(Word::LowMark).max(1) as usize
+}
+
+/// Leaves sending to the kernel for good, if that is not over. False if the ring is the way by now.
+pub fn keeps_to_kernel(socket: &Socket) -> bool {
+    // Whoever settles a direction finds that said, or has settled it before.
+    let _one_at_a_time = socket.settling.lock();
+    let is_kernels = socket.link().is_none_or(|link| link.own(Word::Switched) == 0);
+    if is_kernels {
+        socket.kernel_sends.store(true, Ordering::Release);
+        socket.never();
+    }
+    is_kernels
+}
+
+/// Changes directions over as soon as that can be.
+#[inline]
+pub fn progress(socket: &Socket, link: &Link, fd: c_int) {
+    if !socket.settled.load(Ordering::Acquire) {
+        settle(socket, link, fd);
+    }
+}
+
+#[cold]
+fn settle(socket: &Socket, link: &Link, fd: c_int) {
+    if sys::is_sealed() {
+        return;
+    }
+    let _one_at_a_time = socket.settling.lock();
+    let Some(touch) = socket.touch(fd) else { return };
+    let fd = touch.fd;
+    let alone = !link.is_shared();
+    if link.peer(Word::Ready) == 0 {
+        if !alone || !socket.stop_kernel_rx() {
+            return;
+        }
+        let Some(taken) = sys::bytes_taken(fd) else {
+            socket.no_kernel_rx.store(false, Ordering::SeqCst);
+            return;
+        };
+        link.set_peer(Word::Taken, taken);
+        link.set_peer(Word::Ready, 1);
+    }
+    if link.own(Word::Switched) == 0 {
+        // No other thread's bytes may be between the position and what follows it.
+        let may = link.own(Word::Ready) != 0 && alone && !socket.kernel_sends.load(Ordering::Acquire);
+        if !may || !socket.stop_kernel_tx() {
+            return;
+        }
+        let locked = link.lock(Side::Tx);
+        if link.own(Word::Switched) == 0 {
+            let Some(sent) = sys::bytes_sent(fd) else {
+                drop(locked);
+                socket.no_kernel_tx.store(false, Ordering::SeqCst);
+                return;
+            };
+            link.set_own(Word::Switched, sent + 1);
+        }
+        drop(locked);
+        epoll::switched(socket);
+        wake(socket, link, fd, WANT_DATA | WANT_ROOM);
+    }
+    socket.settled.store(true, Ordering::Release);
+}
