@@ -22,7 +22,7 @@
 //! with unusual options, a program that waits for its sockets by other means.
 
 // Tests are programs of their own, without the symbols.
-#![cfg_attr(test, allow(dead_code))]
+#![cfg_attr(test, allow(dead_code, unused_imports))]
 
 #[cfg(not(test))]
 mod calls;
