@@ -421,7 +421,10 @@ impl ReplicaNode {
     /// A log with just what counts is to be made: the newest version of each record, tombstones too, and membership.
     fn begin_gathering(&mut self) {
         if self.gathering.is_none() {
-            let snapshot = Snapshot::new(vec![Record::Member(self.member.durable())]);
+            // Damage is remembered until the log is begun again.
+            let damaged = (self.member.status() == Standing::Damaged).then_some(Record::Damaged);
+            let records = damaged.into_iter().chain([Record::Member(self.member.durable())]).collect();
+            let snapshot = Snapshot::new(records);
             self.gathering = Some(Gathering { snapshot, ..Gathering::default() });
         }
     }

@@ -20,6 +20,12 @@ struct Alone {
 
 impl Alone {
     fn start(log: Vec<u8>, now: u64) -> Self {
+        let this = Self::found(log, now);
+        assert_eq!((this.node.found(), this.node.standing()), (LogEnd::Whole, Standing::Serving));
+        this
+    }
+
+    fn found(log: Vec<u8>, now: u64) -> Self {
         let config = Config { gathers: 3, ..Config::new(NodeId(0), NodeSet::first(1), Model::Synch) };
         let node = ReplicaNode::with_slack(config, now, &log, 20_000);
         let mut this = Self { node, log, now, answer: None, compactions: 0 };
@@ -28,7 +34,6 @@ impl Alone {
             this.node.timeout(&Now::simulated(this.now));
             this.run();
         }
-        assert_eq!((this.node.found(), this.node.standing()), (LogEnd::Whole, Standing::Serving));
         this
     }
 
@@ -116,4 +121,25 @@ fn a_turn_gathers_some_records_and_no_more() {
     assert_eq!(read(&mut alone), 1);
     alone.now += 1000;
     assert_eq!(read(&mut alone), 2);
+}
+
+/// Who has lost records must not count as one who has all of them, in whatever file its log stands.
+#[test]
+fn damage_is_remembered_by_a_shorter_log() {
+    let mut alone = Alone::start(Vec::new(), 0);
+    for key in 0..50 {
+        assert_eq!(alone.ask(Op::Put(key, [1; 8].as_slice().into())), Outcome::Written);
+    }
+    let middle = alone.log.len() / 2;
+    alone.log[middle] ^= 1;
+    let mut damaged = Alone::found(alone.log, alone.now);
+    assert!(matches!(damaged.node.found(), LogEnd::Damaged(_)), "{:?}", damaged.node.found());
+    damaged.node.compact();
+    while damaged.compactions == 0 {
+        damaged.now += 1000;
+        damaged.node.timeout(&Now::simulated(damaged.now));
+        damaged.run();
+    }
+    let again = Alone::found(damaged.log, damaged.now);
+    assert_eq!((again.node.found(), again.node.standing()), (LogEnd::Whole, Standing::Damaged));
 }

@@ -38,6 +38,8 @@ pub struct LoggedChain {
     pages: Vec<Option<Value>>,
     /// By changes of the log: up to which token the node's writes are durable with them.
     ledger: Ledger<Option<u64>>,
+    /// The log says that it is damaged, and the memory does not yet.
+    damaged: bool,
     /// Changes that come before what the node asks for.
     first: Option<(u64, Change)>,
     /// What was written to the data last, if that was not said yet.
@@ -71,10 +73,10 @@ impl LoggedChain {
         let pages = image.chunks(PAGE).map(page).collect();
         let node = ChainNode::with_damage(config, now, &image, damaged);
         let (bytes, ledger) = (image.len(), Ledger::new(length, slack));
-        let mut this = Self { node, bytes, pages, ledger, first: None, shown: None, found: end };
+        let mut this = Self { node, bytes, pages, ledger, damaged, first: None, shown: None, found: end };
         if damaged || end != LogEnd::Whole {
             // The tail is cut; damage is remembered, since without the bad record nobody could see it.
-            this.first = Some(this.replaced(damaged, |snapshot| Change::Replace(snapshot.encode())));
+            this.first = Some(this.replaced(|snapshot| Change::Replace(snapshot.encode())));
         }
         this
     }
@@ -118,7 +120,7 @@ impl LoggedChain {
 
     /// The last [`Change::Compact`] has come to nothing, for want of room: once more.
     pub fn compact(&mut self) {
-        self.first = Some(self.replaced(false, Change::Compact));
+        self.first = Some(self.replaced(Change::Compact));
     }
 
     /// When [`LoggedChain::timeout`] is due.
@@ -140,7 +142,7 @@ impl LoggedChain {
             return Some(LoggedOutput::Log(token, change));
         }
         if self.ledger.is_long() {
-            let (token, change) = self.replaced(false, Change::Compact);
+            let (token, change) = self.replaced(Change::Compact);
             return Some(LoggedOutput::Log(token, change));
         }
         Some(match self.node.poll()? {
@@ -148,6 +150,7 @@ impl LoggedChain {
             ChainNodeOutput::Reply(reply) => LoggedOutput::Reply(reply),
             ChainNodeOutput::Write(token, at, bytes) => {
                 self.write(at as usize, &bytes);
+                self.damaged &= !self.node.chain().layout().is_superblock(at, bytes.len());
                 let bytes = Value::from(bytes);
                 self.shown = self.node.chain().data_offset(at).map(|offset| (offset, bytes.clone()));
                 let (number, change) = self.ledger.append(&Record::Bytes(at, bytes), Some(token));
@@ -169,8 +172,8 @@ impl LoggedChain {
     }
 
     /// A log of what the memory holds.
-    fn replaced(&mut self, damaged: bool, change: impl FnOnce(Snapshot) -> Change) -> (u64, Change) {
-        let mut records: Vec<Record> = damaged.then_some(Record::Damaged).into_iter().collect();
+    fn replaced(&mut self, change: impl FnOnce(Snapshot) -> Change) -> (u64, Change) {
+        let mut records: Vec<Record> = self.damaged.then_some(Record::Damaged).into_iter().collect();
         let pages = (0..).zip(&self.pages).filter_map(|(number, page)| Some((number * PAGE as u64, page.clone()?)));
         records.extend(pages.map(|(at, bytes)| Record::Bytes(at, bytes)));
         self.ledger.replace(Snapshot::new(records), None, change)
@@ -282,9 +285,11 @@ mod tests {
         (0..50).for_each(|place| alone.put(place * 64, &[1; 64]));
         let length = alone.log.len();
         alone.log[length - 200] ^= 1;
-        let damaged = Alone::start(alone.log, alone.now);
+        let mut damaged = Alone::start(alone.log, alone.now);
         assert!(matches!(damaged.node.found(), LogEnd::Damaged(_)), "{:?}", damaged.node.found());
         assert_eq!(damaged.node.node().standing(), Standing::Damaged);
+        damaged.node.compact();
+        damaged.run();
         let again = Alone::start(damaged.log, damaged.now);
         assert_eq!((again.node.found(), again.node.node().standing()), (LogEnd::Whole, Standing::Damaged));
     }
