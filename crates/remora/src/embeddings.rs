@@ -1,6 +1,6 @@
 //! Tables of embeddings in a node's memory, whose rows kernels add up.
 
-use remora_kernel::embed::Reduction;
+use remora_kernel::embed::{EmbedTable, Reduction};
 use remora_kernel::{Status, op};
 use remora_real::Error;
 use remora_store::embedding::{Embedding, EmbeddingError, EmbeddingShape, numbers};
@@ -12,7 +12,7 @@ use crate::{Client, Result, TypedCall};
 /// as long as the client that made it is connected, and any client may use a clone of it.
 ///
 /// ```
-/// # use remora::{Client, Element, EmbeddingShape, Memo, Node, Placement, Reduce, Reduction};
+/// # use remora::{Client, Element, Embeddings, EmbeddingShape, Memo, Node, Placement, Reduce, Reduction};
 /// # fn main() -> remora::Result<()> {
 /// # let node = Node::local()?;
 /// let mut client = Client::connect(node.address())?;
@@ -29,8 +29,15 @@ use crate::{Client, Result, TypedCall};
 ///
 /// // Sums of items that often come together, kept as rows: fewer of them are read.
 /// let seen: Vec<&[u32]> = vec![&[3, 5, 7], &[3, 5, 9], &[3, 5]];
-/// let films = client.load_embeddings(&shape, Some(Memo::of(1000, seen, 250)), row)?;
+/// let memo = Memo::of(1000, seen, 250);
+/// let films = client.load_embeddings(&shape, Some(memo.clone()), row)?;
 /// let sum = client.at(Placement::Nic).call(Reduce::new(&films, Reduction::Sum, &[3, 5, 7])?)?;
+/// assert_eq!(sum, [15.0; 16]);
+///
+/// // Another process, which was told where they are.
+/// let mut other = Client::connect(node.address())?;
+/// let theirs = Embeddings::open(films.place(), Some(memo))?;
+/// let sum = other.at(Placement::Nic).call(Reduce::new(&theirs, Reduction::Sum, &[3, 5, 7])?)?;
 /// assert_eq!(sum, [15.0; 16]);
 /// # Ok(())
 /// # }
@@ -38,7 +45,26 @@ use crate::{Client, Result, TypedCall};
 #[derive(Clone, Debug)]
 pub struct Embeddings(Embedding);
 
+/// Where [`Embeddings`] are: what another process is told to open them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddingsPlace {
+    /// The rows of all items, and sums behind them.
+    pub table: EmbedTable,
+    /// Items.
+    pub items: u32,
+}
+
 impl Embeddings {
+    /// Opens a table that another client has loaded. With the memo that it was loaded with, or one made of the same, sums are used.
+    pub fn open(place: EmbeddingsPlace, memo: Option<Memo>) -> Result<Self> {
+        Embedding::open(place.table, place.items, memo).map(Self).map_err(argument)
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> EmbeddingsPlace {
+        EmbeddingsPlace { table: self.0.table(), items: self.0.items() }
+    }
+
     /// Items that it has a row of.
     pub fn items(&self) -> u32 {
         self.0.items()

@@ -45,10 +45,11 @@ fn room(client: &remora_real::Client, place: Placement) -> usize {
 /// assert!(!fruit.update(&mut client, "plum", "blue")?, "there is none");
 /// fruit.put(&mut client, "basket", vec![7; 1 << 20])?;
 ///
-/// // Another client: it reads by one-sided READs, and has its writes go by a ring in the node's memory.
+/// // Another client, of another process perhaps: it reads by one-sided READs, and has its writes go by a ring in the node's memory.
+/// let told = fruit.place().to_string();
 /// let mut other = Client::connect(node.address())?;
 /// other.open_rings(Placement::Nic)?;
-/// let mut theirs = KvStore::open(fruit.place());
+/// let mut theirs = KvStore::open(told.parse().expect("where it is"));
 /// theirs.run_at(Placement::Client);
 /// assert_eq!(theirs.get(&mut other, "basket")?, Some(vec![7; 1 << 20]));
 /// assert!(theirs.remove(&mut other, "basket")?);
@@ -73,7 +74,7 @@ impl KvStore {
         Self { at: place, place: Placement::Host }
     }
 
-    /// Where it is, and its seed: who knows both can open it, and who knows the seed can choose keys that make it slow.
+    /// Where it is, and its seed, to be told to others as a string too: who knows both can open it, and who knows the seed can choose keys that make it slow.
     pub fn place(&self) -> Kv {
         self.at
     }
@@ -99,7 +100,8 @@ impl KvStore {
         }
     }
 
-    /// Writes a pair, whether its key is there or not.
+    /// Writes a pair, whether its key is there or not. A value of another length may need a block of another length, and a shorter
+    /// one that of a longer: if there is none left that is an error, and the pair stays as it was.
     pub fn put(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.write(client, KvWrite::put(self, key.as_ref(), value.as_ref())?).map(drop)
     }

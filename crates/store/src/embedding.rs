@@ -37,6 +37,14 @@ pub enum EmbeddingError {
         /// Items of the table.
         items: u32,
     },
+    /// The memo has other sums than the table.
+    #[error("a memo of {memo} sums for a table of {table}")]
+    Sums {
+        /// Sums of the memo.
+        memo: u32,
+        /// Sums of the table.
+        table: u32,
+    },
     /// There is no such item.
     #[error("item {item} of {items}")]
     Item {
@@ -187,6 +195,21 @@ impl Embedding {
         }
         push(&[], &mut piece, arena, true)?;
         Ok(Ok(Self { table, items: shape.items, memo }))
+    }
+
+    /// A table that has been loaded, of so many items. The memo is made as it was there (one of the same items, sets and sums is the
+    /// same), or is none: then no sums are used.
+    pub fn open(table: EmbedTable, items: u32, memo: Option<Memo>) -> Result<Self, EmbeddingError> {
+        let shape = EmbeddingShape { items, dim: table.dim, element: table.element };
+        let rows = shape.table(memo.as_ref().map_or(0, Memo::rows))?.rows;
+        match &memo {
+            Some(memo) if memo.items() != items => Err(EmbeddingError::Memo { memo: memo.items(), items }),
+            Some(_) if rows != table.rows => {
+                Err(EmbeddingError::Sums { memo: rows - items, table: table.rows.saturating_sub(items) })
+            }
+            None if rows > table.rows => Err(EmbeddingError::Item { item: items, items: table.rows }),
+            _ => Ok(Self { table, items, memo }),
+        }
     }
 
     /// Where kernels find it, sums behind the items' rows.

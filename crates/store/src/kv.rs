@@ -1,5 +1,8 @@
 //! A key-value store for the kernels of [`remora_kernel::kv`]: made in a node's memory, and asked by parameters.
 
+use std::fmt;
+use std::str::FromStr;
+
 use remora_kernel::kv::{BUCKET_BYTES, ENTRIES, HEADER_BYTES, KvParams, KvRef, class_bytes, class_of};
 use remora_kernel::kv::{LONGEST_KEY, LONGEST_VALUE, hash, header, item_len};
 
@@ -123,6 +126,41 @@ impl Kv {
     }
 }
 
+/// Five numbers in hexadecimal with `-` between them: address, key of the region, log2 of the buckets, seed and bytes. It says all
+/// that another process needs to open the store.
+impl fmt::Display for Kv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at: KvRef { base, key, lg_buckets }, seed, len } = self;
+        write!(f, "{base:x}-{key:x}-{lg_buckets:x}-{seed:x}-{len:x}")
+    }
+}
+
+/// No place of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not where a store is: that is five numbers in hexadecimal with `-` between them, as its `Display` writes them"
+)]
+pub struct NotAPlace;
+
+impl FromStr for Kv {
+    type Err = NotAPlace;
+
+    fn from_str(text: &str) -> Result<Self, NotAPlace> {
+        let numbers: Vec<u64> = text
+            .trim()
+            .split('-')
+            .map(|part| u64::from_str_radix(part, 16))
+            .collect::<Result<_, _>>()
+            .map_err(|_| NotAPlace)?;
+        let [base, key, lg_buckets, seed, len] = numbers[..] else { return Err(NotAPlace) };
+        let (Ok(key), Ok(lg_buckets)) = (key.try_into(), lg_buckets.try_into()) else { return Err(NotAPlace) };
+        let buckets = 1_u64.checked_shl(u32::from(lg_buckets)).and_then(|n| n.checked_mul(BUCKET_BYTES as u64));
+        // Of a store so long; what is there else only the node knows.
+        let fits = buckets.is_some_and(|bytes| bytes <= len) && base.checked_add(len).is_some();
+        fits.then_some(Self { at: KvRef { base, key, lg_buckets }, seed, len }).ok_or(NotAPlace)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,6 +198,18 @@ mod tests {
         }
         let most = KvShape { pairs: MOST_PAIRS, key_bytes: LONGEST_KEY, value_bytes: LONGEST_VALUE };
         assert!(most.bytes().is_ok_and(|bytes| bytes > MOST_PAIRS << 20) && most.lg_buckets() == 36);
+        assert_eq!(kv.to_string().parse(), Ok(kv));
+        for text in [
+            "",
+            "1-2-3-4",
+            "1-2-3-4-5",
+            "0-0-40-0-0",
+            "10000000000-9-12-5-60cf000-1",
+            "x-9-12-5-60cf000",
+            "1-2-3-4-ffffffffffffffff",
+        ] {
+            assert_eq!(text.parse::<Kv>(), Err(NotAPlace), "{text}");
+        }
         let mut out = Vec::new();
         kv.pair(b"k", b"v").unwrap().encode(&mut out);
         assert_eq!(KvParams::decode(&out, true).unwrap().hash, kv.hash(b"k"));
