@@ -173,7 +173,7 @@ impl RackDaemon {
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    if !self.make_room() {
+                    if !self.make_room(true) {
                         self.full_until = Some(Instant::now() + FULL);
                         return Ok(());
                     }
@@ -184,12 +184,12 @@ impl RackDaemon {
         Ok(())
     }
 
-    /// Lets the first one go that has never said a word, and has been here for nothing. False if there is none.
-    fn make_room(&mut self) -> bool {
+    /// Lets the first one go that has never said a word, and has been here for nothing. False if there is none. What one has just
+    /// said may not have been heard yet: unless others are served amid this, it has to come again.
+    fn make_room(&mut self, serves: bool) -> bool {
         let silent: Vec<NodeId> =
             self.processes.iter().filter(|(_, process)| !process.known).map(|(node, _)| *node).collect();
-        // What one has just said may not have been heard yet.
-        let found = silent.into_iter().find(|node| !self.serve(*node) || !self.processes[node].known);
+        let found = silent.into_iter().find(|node| !serves || !self.serve(*node) || !self.processes[node].known);
         if let Some(node) = found {
             self.processes.remove(&node);
             let freed = self.meeting.node_died(node);
@@ -242,7 +242,8 @@ impl RackDaemon {
         let file = loop {
             match Buffer::shared(SECTION_BYTES as usize) {
                 Ok((_, file)) => break file,
-                Err(_) if self.make_room() => {}
+                // What else is said might end the connection that this is for.
+                Err(_) if self.make_room(false) => {}
                 Err(_) => return false,
             }
         };

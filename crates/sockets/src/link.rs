@@ -97,6 +97,18 @@ impl Link {
         (base.is_multiple_of(4096) && base + LINK_BYTES <= shared.len()).then_some(Self { shared, base, end })
     }
 
+    /// Leaves nothing of the section within reach but this buffer: the others that are there, now or later, are none of a
+    /// child's.
+    pub fn leave_the_rest(&self) {
+        for (from, to) in [(0, self.base), (self.base + LINK_BYTES, self.shared.len())] {
+            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            if from < to {
+                let at = self.shared.addr() + from as u64;
+                sys::call!(SYS_mmap, at, to - from, libc::PROT_NONE, flags, -1, 0);
+            }
+        }
+    }
+
     /// A word of the direction that this end sends in.
     #[inline]
     pub fn own(&self, word: Word) -> u64 {
@@ -467,6 +479,26 @@ mod tests {
         low.set_own(Word::Tail, u64::MAX);
         assert_eq!(high.readable(), Err(Broken));
         assert!(Link::new(Buffer::anonymous(LINK_BYTES).unwrap(), 4096, ConnectionEnd::Low).is_none());
+    }
+
+    #[test]
+    fn what_else_is_in_a_section_can_be_left() {
+        use std::os::unix::fs::FileExt;
+        let section = Buffer::anonymous(2 * LINK_BYTES).unwrap();
+        let at = section.addr();
+        let link = Link::new(section, LINK_BYTES, ConnectionEnd::Low).unwrap();
+        // This file shows what a process may not read, too: there are other pages then.
+        let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+        let places = [0, LINK_BYTES - 8, 2 * LINK_BYTES - 8].map(|offset| at + offset as u64);
+        places.iter().for_each(|at| memory.write_all_at(&[7; 8], *at).unwrap());
+        link.add_own(Word::Holders, 3);
+        link.leave_the_rest();
+        let now = places.map(|at| {
+            let mut bytes = [0; 8];
+            memory.read_exact_at(&mut bytes, at).is_ok() && bytes == [7; 8]
+        });
+        assert_eq!(now, [false, false, true]);
+        assert_eq!(link.own(Word::Holders), 3);
     }
 
     #[test]

@@ -105,13 +105,14 @@ pub fn attach(socket: &'static Socket, fd: c_int) {
 /// A connection is closed.
 pub fn detach(key: Key, end: ConnectionEnd, reusable: bool) {
     let mut daemon = DAEMON.lock();
-    if daemon.socket.is_none() {
-        return;
-    }
+    // Without a daemon too: a later connection may have the same addresses.
     if let Some(waiting) = &mut daemon.waiting {
         waiting.remove(&(key, end));
     }
     GIVEN.lock().retain(|(other, _)| *other != (key, end));
+    if daemon.socket.is_none() {
+        return;
+    }
     let request = Request::Detach(key, end, reusable);
     if !daemon.say(&request) && daemon.socket.is_some() {
         daemon.untold.push(request);
@@ -139,16 +140,27 @@ fn take(socket: &'static Socket, fd: c_int) {
     if socket.state() != state::WAITING {
         return;
     }
-    match stream::fits(socket, fd) {
-        true => stream::begin(socket, link, fd),
-        false => {
-            socket.never();
-            let known = socket.key.lock().take();
-            if let Some((key, end)) = known {
-                detach(key, end, true);
-            }
+    if !(stream::fits(socket, fd) && begin(socket, link, fd)) {
+        socket.never();
+        let known = socket.key.lock().take();
+        if let Some((key, end)) = known {
+            detach(key, end, true);
         }
+        return;
     }
+    if let Some(link) = socket.link() {
+        stream::progress(socket, link, fd);
+    }
+}
+
+/// Gives a socket its rings. False if another process has it by now: none comes to have it before they are there.
+fn begin(socket: &'static Socket, link: Link, fd: c_int) -> bool {
+    let _no_fork = socket.settling.lock();
+    let alone = !socket.in_use_elsewhere();
+    if alone {
+        stream::begin(socket, link, fd);
+    }
+    alone
 }
 
 impl Daemon {

@@ -371,11 +371,15 @@ pub fn is_open(socket: &Socket) -> bool {
 /// A descriptor is a new TCP socket.
 pub fn add(fd: c_int) {
     let Some(entry) = entry_or_new(fd) else { return };
-    let socket: &'static Socket = match FREE.lock().pop() {
+    let mut free = FREE.lock();
+    let spare = free.pop();
+    // Before it is none of the spare ones: who has just used it would find it unused, and put it there again.
+    spare.inspect(|socket| socket.fds.store(1, Ordering::SeqCst));
+    drop(free);
+    let socket: &'static Socket = match spare {
         Some(socket) => socket.reset(),
-        None => Box::leak(Box::default()),
+        None => Box::leak(Box::new(Socket { fds: AtomicU32::new(1), ..Socket::default() })),
     };
-    socket.fds.store(1, Ordering::SeqCst);
     let before = entry.swap(std::ptr::from_ref(socket).cast_mut(), Ordering::AcqRel);
     forget(before);
 }

@@ -45,6 +45,7 @@ extern "C" fn start() {
     }
     // SAFETY: functions that live as long as the process.
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    sys::know_process();
     inherited();
 }
 
@@ -52,7 +53,15 @@ extern "C" fn start() {
 fn inherited() {
     let Ok(list) = std::fs::read_dir("/proc/self/fd") else { return };
     let fds: Vec<c_int> = list.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    fds.into_iter().filter(|fd| is_tcp(*fd)).for_each(socket::add);
+    for fd in fds.into_iter().filter(|fd| is_tcp(*fd)) {
+        socket::add(fd);
+        // Who has started this program may have it, too.
+        if rack::addresses(fd).is_some()
+            && let Some(used) = socket::find(fd)
+        {
+            used.never();
+        }
+    }
 }
 
 /// Whether a descriptor is a TCP socket.
@@ -88,6 +97,9 @@ fn share(socket: &Socket) {
     if let Some(link) = socket.link() {
         link.add_own(Word::Holders, 1);
         link.set_own(Word::Forked, 1);
+        return;
+    }
+    if socket.state() == state::NEVER {
         return;
     }
     if socket.sharers.load(Ordering::Acquire).is_null() {
@@ -153,11 +165,13 @@ pub extern "C" fn child() {
     let held = unlock();
     epoll::forked();
     rack::forked();
+    sys::know_process();
     let own = sys::process();
     for socket in &held {
         socket.forked();
         if let Some(link) = socket.link() {
             link.join(own);
+            link.leave_the_rest();
         }
     }
     share_waits(&held);

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_long};
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::signals;
 
@@ -352,9 +352,18 @@ pub fn thread_lives(id: u64) -> bool {
     is_sealed() || call!(SYS_tkill, id as c_int, 0) != -c_long::from(libc::ESRCH)
 }
 
+static KNOWN: AtomicU64 = AtomicU64::new(0);
+
 /// What tells this process from others: its number, and of which of the kernel's tables of them it is.
 pub fn process() -> u64 {
-    u64::from(process_id()) | inode(c"/proc/thread-self/ns/pid") << 32
+    let (known, id) = (KNOWN.load(Ordering::Relaxed), u64::from(process_id()));
+    // The same from beginning to end: the program may leave the file that tells it.
+    if known as u32 == id as u32 { known } else { id | inode(c"/proc/thread-self/ns/pid") << 32 }
+}
+
+/// A process begins.
+pub fn know_process() {
+    KNOWN.store(process(), Ordering::Relaxed);
 }
 
 /// Whether such a process has ended, whether its parent has asked or not. What cannot be found out lives.

@@ -66,9 +66,6 @@ pub fn begin(socket: &Socket, link: Link, fd: c_int) {
     // Who waits for the kernel just now hears of the first bytes by a bell.
     link.arm(WANT_DATA);
     socket.set_link(link);
-    if let Some(link) = socket.link() {
-        progress(socket, link, fd);
-    }
 }
 
 /// `SO_OOBINLINE` is as the kernel has it.
