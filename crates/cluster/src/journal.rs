@@ -318,7 +318,8 @@ impl Shared {
             };
             let made = self.land(&mut file, true);
             let made = made.and_then(|()| if copied { file.change_over() } else { Ok(()) });
-            let only_landing = landing && changes.is_empty();
+            // What waits since there was no room may have some in the new file.
+            let only_landing = landing && changes.is_empty() && file.pending.is_none();
             let made = made.and_then(|()| if only_landing { Ok(()) } else { self.make(&mut file, &mut changes) });
             let made = self.or_fail(&file, made);
             self.publish(&mut file);

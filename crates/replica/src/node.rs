@@ -177,7 +177,7 @@ impl ReplicaNode {
             waiting: VecDeque::new(),
         };
         if matches!(status, Standing::Joining | Standing::Damaged) {
-            node.replica.load(durable.view.epoch, writes);
+            node.replica.load(durable.view.epoch, writes, !damaged);
         }
         // The tail is cut; damage is remembered, since without the bad record nobody could see it.
         if new && end != LogEnd::Whole {

@@ -37,8 +37,9 @@ impl Chain {
         let (before, was_head) = (std::mem::replace(&mut self.view, view), self.is_head());
         let fit = before.members.has(me) || before.learners.has(me) && self.caught_up && self.synced;
         let stays = fit && view.members.has(me);
-        // Only at the start, or when everyone comes from a crash, is a log of its own what a member has.
-        let from_log = self.loaded && view.recovery || before.all().is_empty() && view.epoch == 1;
+        // Only at the start, or when everyone comes from a crash, is a log of its own what a member has: a whole one, whoever
+        // proposed the view before they knew.
+        let from_log = self.loaded && view.recovery && !self.is_damaged() || before.all().is_empty() && view.epoch == 1;
         self.begin_view();
         let loaded = self.loaded;
         self.loaded &= !view.all().has(me);

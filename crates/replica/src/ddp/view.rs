@@ -65,10 +65,11 @@ impl Replica {
         self.start_streams();
     }
 
-    /// Loads what a log has, before anything else. The view that the log knows is over for this node.
-    pub fn load(&mut self, epoch: u64, writes: Vec<Write>) {
+    /// Loads what a log has, before anything else. The view that the log knows is over for this node. With a log that is not
+    /// `whole` it is no member of a view of those who have crashed, whoever proposed it before they knew.
+    pub fn load(&mut self, epoch: u64, writes: Vec<Write>, whole: bool) {
         self.view = View { epoch, ..View::default() };
-        self.catch_up.loaded = true;
+        self.catch_up.loaded = whole;
         for write in writes {
             let room = self.config.stamps;
             let record = self.record(write.key);

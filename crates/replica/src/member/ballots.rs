@@ -199,7 +199,10 @@ impl Membership {
         self.wanted_since = None;
         self.barred.0 = NodeSet::EMPTY;
         for node in view.members.iter().filter(|_| view.recovery) {
-            self.peer(node).said = Standing::Merging;
+            // One may have crashed since it was proposed, and have said what it has lost.
+            if self.peer(node).said != Standing::Damaged {
+                self.peer(node).said = Standing::Merging;
+            }
         }
         self.round = 0;
         if self.mutant(Mutation::EarlyInstall) {

@@ -238,7 +238,7 @@ impl Local {
     fn without_log(&self, options: &Options) -> Option<Self> {
         let loaded = |log: &BTreeMap<Key, Write>| {
             let mut replica = Replica::new(options.config(self.id));
-            replica.load(self.epoch, log.values().cloned().collect());
+            replica.load(self.epoch, log.values().cloned().collect(), true);
             replica
         };
         let replica = match &self.replica {
@@ -303,7 +303,7 @@ impl Local {
             }
             Event::Restart => {
                 let mut replica = Replica::new(options.config(self.id));
-                replica.load(self.epoch, self.log.values().cloned().collect());
+                replica.load(self.epoch, self.log.values().cloned().collect(), true);
                 self.replica = Some(replica);
             }
             Event::LoseLease => self.with(|replica| replica.set_lease(0, 0)),
