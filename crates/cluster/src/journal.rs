@@ -516,8 +516,11 @@ impl Shared {
             shared.wake.notify_one();
             written
         };
-        let thread = std::thread::Builder::new().name("remora-log-copy".into()).spawn(write)?;
-        file.copying = Some(Copying { thread, since: Vec::new() });
+        match std::thread::Builder::new().name("remora-log-copy".into()).spawn(write) {
+            Ok(thread) => file.copying = Some(Copying { thread, since: Vec::new() }),
+            // The system has no thread to spare now: nothing was written, and later is soon enough.
+            Err(_) => file.uncompacted = true,
+        }
         Ok(())
     }
 

@@ -267,9 +267,16 @@ fn for_actions(actions: usize, fd: c_int, new: c_int) -> Option<c_int> {
     Some(from)
 }
 
-/// What is passed beside bytes, with descriptors of the kernel's connections instead of those with rings, and these, which may
-/// be closed when it is passed.
-pub fn passing(control: &[u8]) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+/// What is passed beside bytes instead of what the program gave.
+pub struct Passed {
+    pub control: Vec<u8>,
+    /// Descriptors of the kernel's connections that stand there: when it is passed they may be closed.
+    _ends: Vec<OwnedFd>,
+}
+
+/// What is passed beside bytes, with descriptors of the kernel's connections instead of those with rings; nothing if there are none with rings. A negative errno if one cannot be had: who was passed a
+/// descriptor with rings would take bells for data.
+pub fn passing(control: &[u8]) -> Result<Option<Passed>, isize> {
     const HEAD: usize = size_of::<libc::cmsghdr>();
     const WORD: usize = size_of::<c_int>();
     let (mut control, mut ends, mut at) = (control.to_vec(), Vec::new(), 0);
@@ -285,13 +292,15 @@ pub fn passing(control: &[u8]) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
                 let fd = c_int::from_ne_bytes(place.try_into().unwrap_or_default());
                 let Some(used) = socket::find(fd) else { continue };
                 used.never();
-                if let Some(end) = relay::begin(&used, fd, true) {
-                    place.copy_from_slice(&end.as_raw_fd().to_ne_bytes());
-                    ends.push(end);
+                if used.link().is_none() {
+                    continue;
                 }
+                let end = relay::begin(&used, fd, true).ok_or(-(libc::ENOMEM as isize))?;
+                place.copy_from_slice(&end.as_raw_fd().to_ne_bytes());
+                ends.push(end);
             }
         }
         at += len.next_multiple_of(size_of::<usize>());
     }
-    (!ends.is_empty()).then_some((control, ends))
+    Ok((!ends.is_empty()).then_some(Passed { control, _ends: ends }))
 }

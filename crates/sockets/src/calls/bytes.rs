@@ -246,9 +246,13 @@ c_functions! {
         } else if header.msg_controllen > 0 && !header.msg_control.is_null() {
             // SAFETY: the program's bytes, as its header says.
             let control = unsafe { std::slice::from_raw_parts(header.msg_control.cast::<u8>(), header.msg_controllen as _) };
-            if let Some((control, _ends)) = handover::passing(control) {
-                let message = msghdr { msg_control: control.as_ptr().cast_mut().cast(), ..*header };
-                return plain!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, &raw const message, flags);
+            match handover::passing(control) {
+                Ok(None) => {}
+                Ok(Some(passed)) => {
+                    let message = msghdr { msg_control: passed.control.as_ptr().cast_mut().cast(), ..*header };
+                    return plain!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t, fd, &raw const message, flags);
+                }
+                Err(error) => return result(error),
             }
         }
         transmit(fd, &parts, flags, plain)
