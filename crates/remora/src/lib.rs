@@ -42,7 +42,7 @@ pub use remora_real::{DeployToken, Deployers, Error, LinkKind, RemoteRegion, Udp
 pub use remora_service::{CallKind, MAX_CALLS, MAX_REPLY, Placer, PlacerCounts, Placing, Prior, Reason, Why};
 pub use remora_store::embedding::EmbeddingShape;
 pub use remora_store::hash::Table;
-pub use remora_store::kv::{Kv as KvPlace, KvShape};
+pub use remora_store::kv::{Kv as KvPlace, KvShape, NotAPlace};
 pub use remora_store::list::List;
 pub use remora_store::memo::Memo;
 pub use remora_wasm::{DeployedModule, ModuleLimits};

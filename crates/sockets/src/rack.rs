@@ -144,7 +144,8 @@ fn take(socket: &'static Socket, fd: c_int) {
         socket.never();
         let known = socket.key.lock().take();
         if let Some((key, end)) = known {
-            detach(key, end, true);
+            // Who was forked amid this may see the buffer.
+            detach(key, end, !socket.in_use_elsewhere());
         }
         return;
     }

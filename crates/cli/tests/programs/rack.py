@@ -781,6 +781,22 @@ def echoed(a, rounds=30, end=True):
 BASH = "while IFS= read -r l; do echo \"$l\"; done"
 
 
+def check_inherited():
+    """A program is started with a connection that whoever starts it keeps: both go on with it, one after the other."""
+    import subprocess
+    echo = "import socket, sys\ns = socket.socket(fileno=int(sys.argv[1]))\nfor _ in range(60): s.sendall(s.recv(4))\ns.detach()"
+    for family in (socket.AF_INET, socket.AF_INET6):
+        a, b = pair(family)
+        program = subprocess.Popen([sys.executable, "-c", echo, str(b.fileno())], pass_fds=[b.fileno()])
+        for n in range(60):
+            a.sendall(b"%04d" % n)
+            assert exactly(a, 4) == b"%04d" % n
+        assert program.wait(10) == 0
+        warm(a, b, 60)
+        b.close()
+        assert a.recv(1) == b""
+
+
 def check_exec_standard():
     """Programs that are started with a connection as their standard input and output, by `exec` and by `vfork`."""
     import subprocess
