@@ -274,8 +274,8 @@ pub struct Passed {
     _ends: Vec<OwnedFd>,
 }
 
-/// What is passed beside bytes, with descriptors of the kernel's connections instead of those with rings; nothing if there are none with rings. A negative errno if one cannot be had: who was passed a
-/// descriptor with rings would take bells for data.
+/// What is passed beside bytes, with descriptors of the kernel's connections instead of those with rings; nothing if there are
+/// none of these. A negative errno if one cannot be had: who was passed a descriptor with rings would take bells for data.
 pub fn passing(control: &[u8]) -> Result<Option<Passed>, isize> {
     const HEAD: usize = size_of::<libc::cmsghdr>();
     const WORD: usize = size_of::<c_int>();
