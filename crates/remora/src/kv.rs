@@ -74,7 +74,8 @@ impl KvStore {
         Self { at: place, place: Placement::Host }
     }
 
-    /// Where it is, and its seed, to be told to others as a string too: who knows both can open it, and who knows the seed can choose keys that make it slow.
+    /// Where it is, and its seed, to be told to others as a string too: who knows both can open it, and who knows the seed can
+    /// choose keys that make it slow.
     pub fn place(&self) -> Kv {
         self.at
     }

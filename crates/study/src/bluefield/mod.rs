@@ -39,8 +39,8 @@ impl Default for BlueField {
 
 impl Paper for BlueField {
     const SYSTEM: &'static str = "BlueField";
-    const ABOUT: &'static str = "Figures of Thostrup et al., ADMS 2022, from Remora's protocol engine, B-tree and sequencer on the hardware that \
-         the paper describes.";
+    const ABOUT: &'static str = "Figures of Thostrup et al., ADMS 2022, from Remora's protocol engine, B-tree and \
+         sequencer on the hardware that the paper describes.";
     const PRINTED: &'static [(&'static str, &'static str, u64)] =
         &[("AD-041", "2", 1), ("AD-042", "5", 1), ("AD-045", "5", 256)];
 

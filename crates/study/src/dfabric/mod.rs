@@ -25,9 +25,9 @@ pub struct DFabric;
 
 impl Paper for DFabric {
     const SYSTEM: &'static str = "DFabric";
-    const ABOUT: &'static str = "Figures of the DFabric paper from two modelled racks of the prototype that it describes: CXL ports, DRAM caches, \
-         memory devices, NICs and kernels, with Remora's own NIC pool, dispatcher and resequencer; beside them TCP over \
-         ToR switches.";
+    const ABOUT: &'static str = "Figures of the DFabric paper from two modelled racks of the prototype that it \
+         describes: CXL ports, DRAM caches, memory devices, NICs and kernels, with Remora's own NIC pool, \
+         dispatcher and resequencer; beside them TCP over ToR switches.";
 
     type Study = Study;
 

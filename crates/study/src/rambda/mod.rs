@@ -23,8 +23,8 @@ pub struct Rambda;
 
 impl Paper for Rambda {
     const SYSTEM: &'static str = "RAMBDA";
-    const ABOUT: &'static str = "Figures of Yuan et al., HPCA 2023, from modelled rings, cpoll and a coherent accelerator on the hardware that \
-         the paper describes.";
+    const ABOUT: &'static str = "Figures of Yuan et al., HPCA 2023, from modelled rings, cpoll and a coherent \
+         accelerator on the hardware that the paper describes.";
 
     type Study = Study;
 

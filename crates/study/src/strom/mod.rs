@@ -27,8 +27,8 @@ pub struct Strom;
 
 impl Paper for Strom {
     const SYSTEM: &'static str = "StRoM";
-    const ABOUT: &'static str = "Figures of Sidler et al., EuroSys 2020, from Remora's protocol engine and kernels on the hardware that the paper \
-         describes.";
+    const ABOUT: &'static str = "Figures of Sidler et al., EuroSys 2020, from Remora's protocol engine and \
+         kernels on the hardware that the paper describes.";
     const PRINTED: &'static [(&'static str, &'static str, u64)] = &[("ST-085", "13a", 8)];
 
     type Study = Study;
