@@ -6,11 +6,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::meeting::{ConnectionEnd, Key};
+use crate::meeting::{ConnectionEnd, Endpoint, Key};
 use crate::records::Refusal;
 
 /// The first message of a process: the protocol's name and version.
-pub const HELLO: [u8; 8] = *b"rack\0\0\0\x01";
+pub const HELLO: [u8; 8] = *b"rack\0\0\0\x02";
 /// The name that a user's daemon listens under, in the network namespace's abstract ones.
 pub fn name(user: u32) -> String {
     format!("remora/rack/{user}")
@@ -27,8 +27,8 @@ pub const GATE_SOURCE: Ipv4Addr = Ipv4Addr::new(127, 82, 67, 75);
 /// Bytes of the longest message.
 pub const LONGEST: usize = 96;
 
-/// Bytes of a key: network namespace, two addresses with ports.
-const KEY_BYTES: usize = 8 + 2 * 18;
+/// Bytes of an end: which one, the socket's number, network namespace, two addresses with ports.
+const ENDPOINT_BYTES: usize = 4 + 8 + 8 + 2 * 18;
 
 /// What a process says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub enum Request {
         process: u32,
     },
     /// It has this end of a connection, which is worth a buffer.
-    Attach(Key, ConnectionEnd),
+    Attach(Endpoint),
     /// The end is closed. `reusable` if no other process can have the buffer any more.
-    Detach(Key, ConnectionEnd, bool),
+    Detach(Endpoint, bool),
 }
 
 /// What the daemon says.
@@ -49,10 +49,8 @@ pub enum Request {
 pub enum Reply {
     /// Both ends are here. The connection's buffer lies at `offset` of the section's file, which comes with the message.
     Matched {
-        /// Which connection.
-        key: Key,
         /// Which end the process has.
-        end: ConnectionEnd,
+        endpoint: Endpoint,
         /// Number of the section.
         section: u32,
         /// Where in the section the buffer begins.
@@ -132,8 +130,10 @@ impl Bytes {
         self.len += more.len();
     }
 
-    fn push_key(&mut self, key: &Key, end: ConnectionEnd) {
-        self.push(&[end as u8, 0, 0, 0]);
+    fn push_endpoint(&mut self, endpoint: &Endpoint) {
+        let Endpoint { key, end, cookie } = endpoint;
+        self.push(&[*end as u8, 0, 0, 0]);
+        self.push(&cookie.to_le_bytes());
         self.push(&key.namespace().to_le_bytes());
         key.addresses().into_iter().for_each(|address| self.push_address(address));
     }
@@ -163,14 +163,14 @@ impl Request {
                 bytes.push(&process.to_le_bytes());
                 bytes
             }
-            Self::Attach(key, end) => {
+            Self::Attach(endpoint) => {
                 let mut bytes = Bytes::new(ATTACH);
-                bytes.push_key(key, *end);
+                bytes.push_endpoint(endpoint);
                 bytes
             }
-            Self::Detach(key, end, reusable) => {
+            Self::Detach(endpoint, reusable) => {
                 let mut bytes = Bytes::new(DETACH);
-                bytes.push_key(key, *end);
+                bytes.push_endpoint(endpoint);
                 bytes.push(&[u8::from(*reusable)]);
                 bytes
             }
@@ -188,14 +188,11 @@ impl Request {
         }
         let mut reader = Reader(bytes);
         let request = match reader.word()? {
-            ATTACH => {
-                let (key, end) = reader.key()?;
-                Self::Attach(key, end)
-            }
+            ATTACH => Self::Attach(reader.endpoint()?),
             DETACH => {
-                let (key, end) = reader.key()?;
+                let endpoint = reader.endpoint()?;
                 let [reusable @ (0 | 1)] = reader.take()? else { return Err(Malformed) };
-                Self::Detach(key, end, reusable == 1)
+                Self::Detach(endpoint, reusable == 1)
             }
             _ => return Err(Malformed),
         };
@@ -206,9 +203,9 @@ impl Request {
 impl Reply {
     /// The message's bytes.
     pub fn emit(&self) -> Bytes {
-        let Self::Matched { key, end, section, offset } = self;
+        let Self::Matched { endpoint, section, offset } = self;
         let mut bytes = Bytes::new(MATCHED);
-        bytes.push_key(key, *end);
+        bytes.push_endpoint(endpoint);
         bytes.push(&section.to_le_bytes());
         bytes.push(&offset.to_le_bytes());
         bytes
@@ -224,9 +221,9 @@ impl Reply {
         if reader.word()? != MATCHED {
             return Err(Malformed);
         }
-        let (key, end) = reader.key()?;
+        let endpoint = reader.endpoint()?;
         let (section, offset) = (reader.word()?, reader.word()?);
-        reader.end(Self::Matched { key, end, section, offset })
+        reader.end(Self::Matched { endpoint, section, offset })
     }
 }
 
@@ -322,17 +319,18 @@ impl Reader<'_> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn key(&mut self) -> Result<(Key, ConnectionEnd), Malformed> {
+    fn endpoint(&mut self) -> Result<Endpoint, Malformed> {
         let end = match self.take()? {
             [0, 0, 0, 0] => ConnectionEnd::Low,
             [1, 0, 0, 0] => ConnectionEnd::High,
             _ => return Err(Malformed),
         };
+        let cookie = u64::from_le_bytes(self.take()?);
         let namespace = u64::from_le_bytes(self.take()?);
         let (low, high) = (self.address()?, self.address()?);
         let (key, which) = Key::new(namespace, low, high);
         // Only one order of the addresses is a key.
-        if which != ConnectionEnd::Low { Err(Malformed) } else { Ok((key, end)) }
+        if which != ConnectionEnd::Low { Err(Malformed) } else { Ok(Endpoint { key, end, cookie }) }
     }
 
     fn address(&mut self) -> Result<SocketAddr, Malformed> {
@@ -345,7 +343,7 @@ impl Reader<'_> {
     }
 }
 
-const _: () = assert!(4 + 4 + KEY_BYTES + 8 <= LONGEST);
+const _: () = assert!(4 + ENDPOINT_BYTES + 8 <= LONGEST);
 
 #[cfg(test)]
 mod tests {
@@ -365,11 +363,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard((key, end) in key(), flag: bool, section: u32, offset: u32, process: u32) {
-            for request in [Request::Hello { process }, Request::Attach(key, end), Request::Detach(key, end, flag)] {
+        fn what_is_said_is_heard((key, end) in key(), cookie: u64, flag: bool, section: u32, offset: u32, process: u32) {
+            let endpoint = Endpoint { key, end, cookie };
+            for request in [Request::Hello { process }, Request::Attach(endpoint), Request::Detach(endpoint, flag)] {
                 prop_assert_eq!(Request::parse(request.emit().as_slice()), Ok(request));
             }
-            let reply = Reply::Matched { key, end, section, offset };
+            let reply = Reply::Matched { endpoint, section, offset };
             prop_assert_eq!(Reply::parse(reply.emit().as_slice()), Ok(reply));
         }
 

@@ -36,7 +36,7 @@ mod streams;
 pub use address::{FabricAddress, Location, NodeId, REGION_BYTES, REGION_SECTIONS, SECTION_BYTES, Section};
 pub use buffers::{BufferDaemon, BufferError, LARGEST_BUFFER, SMALLEST_BUFFER, class_bytes};
 pub use dispatcher::{Coalescing, Dispatcher, Notice};
-pub use meeting::{ConnectionEnd, Introduction, Key, Meeting, MeetingConfig};
+pub use meeting::{ConnectionEnd, Endpoint, Introduction, Key, Meeting, MeetingConfig};
 pub use nics::{FlowId, FlowMutation, FlowPolicy, Mapping, NicId, NicPool, NicState, Segment};
 pub use pool::{Device, Pool, PoolError, Rights};
 pub use queue::{Descriptor, VirtualQueue};

@@ -1,7 +1,8 @@
 //! Both ends of a connection find each other in the rack, and get a buffer that only their processes see.
 //!
 //! A connection is known by its network namespace and its two addresses with ports, which both ends know; nobody else
-//! has the same at the same time. When both have said that they are there, the pair's daemon cuts a buffer from a section
+//! has the same at the same time. Of ends that have them one after the other the kernel's number of the socket tells which is
+//! meant: one that is closed late closes no other. When both have said that they are there, the pair's daemon cuts a buffer from a section
 //! that is passed to these two processes and to nobody else. It is free again when both ends are closed, or their
 //! processes dead.
 
@@ -55,6 +56,17 @@ impl ConnectionEnd {
     }
 }
 
+/// An end of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Which connection.
+    pub key: Key,
+    /// Which end.
+    pub end: ConnectionEnd,
+    /// What tells it from all that have had the same addresses: the kernel's number of the socket.
+    pub cookie: u64,
+}
+
 /// How a meeting place is set up.
 #[derive(Clone, Copy, Debug)]
 pub struct MeetingConfig {
@@ -71,17 +83,16 @@ pub struct MeetingConfig {
 pub struct Introduction {
     /// Whom to tell.
     pub node: NodeId,
-    /// Which connection.
-    pub key: Key,
     /// Which end it has.
-    pub end: ConnectionEnd,
+    pub endpoint: Endpoint,
     /// Where the buffer is.
     pub buffer: FabricAddress,
 }
 
 #[derive(Debug)]
 struct Link {
-    ends: [Option<NodeId>; 2],
+    /// Whose they are, with the socket's number.
+    ends: [Option<(NodeId, u64)>; 2],
     buffer: Option<FabricAddress>,
     pair: (NodeId, NodeId),
     /// Another process may still have it.
@@ -118,26 +129,28 @@ impl Meeting {
 
     /// A process has an end of a connection. Tells both if the other end is here, and there is room. First come sections that are
     /// free now: whoever takes them again must not find what their last users still see.
-    pub fn attach(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> (Vec<Section>, Option<[Introduction; 2]>) {
+    pub fn attach(&mut self, node: NodeId, endpoint: Endpoint) -> (Vec<Section>, Option<[Introduction; 2]>) {
+        let Endpoint { key, end, .. } = endpoint;
         // An end of which there was one already is of a new connection with the same addresses.
         let again = self.links.get(&key).is_some_and(|link| link.ends[end as usize].is_some() || link.buffer.is_some());
         let freed = if again { self.drop_link(key, false) } else { Vec::new() };
-        (freed, self.meet(node, key, end))
+        (freed, self.meet(node, endpoint))
     }
 
-    fn meet(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> Option<[Introduction; 2]> {
+    fn meet(&mut self, node: NodeId, endpoint: Endpoint) -> Option<[Introduction; 2]> {
+        let Endpoint { key, end, cookie } = endpoint;
         let Some(link) = self.links.get_mut(&key) else {
             let waiting = self.waiting.entry(node).or_default();
             if *waiting < self.config.waiting {
                 *waiting += 1;
                 let mut ends = [None; 2];
-                ends[end as usize] = Some(node);
+                ends[end as usize] = Some((node, cookie));
                 self.links.insert(key, Link { ends, buffer: None, pair: (node, node), tainted: false });
             }
             return None;
         };
-        let peer = link.ends[end.other() as usize]?;
-        link.ends[end as usize] = Some(node);
+        let (peer, theirs) = link.ends[end.other() as usize]?;
+        link.ends[end as usize] = Some((node, cookie));
         link.pair = (node.min(peer), node.max(peer));
         let pair = link.pair;
         self.no_longer_waiting(peer);
@@ -148,14 +161,16 @@ impl Meeting {
         if let Some(link) = self.links.get_mut(&key) {
             link.buffer = Some(buffer);
         }
-        Some([Introduction { node, key, end, buffer }, Introduction { node: peer, key, end: end.other(), buffer }])
+        let other = Endpoint { key, end: end.other(), cookie: theirs };
+        Some([Introduction { node, endpoint, buffer }, Introduction { node: peer, endpoint: other, buffer }])
     }
 
     /// An end is closed. `reusable`: no process that is unknown here can have its buffer. Returns the sections that are
     /// free now.
-    pub fn detach(&mut self, node: NodeId, key: Key, end: ConnectionEnd, reusable: bool) -> Vec<Section> {
+    pub fn detach(&mut self, node: NodeId, endpoint: Endpoint, reusable: bool) -> Vec<Section> {
+        let Endpoint { key, end, cookie } = endpoint;
         let Some(link) = self.links.get_mut(&key) else { return Vec::new() };
-        if link.ends[end as usize] != Some(node) {
+        if link.ends[end as usize] != Some((node, cookie)) {
             return Vec::new();
         }
         link.ends[end as usize] = None;
@@ -171,25 +186,25 @@ impl Meeting {
 
     /// A process is gone: its ends are closed. Returns the sections that are free now.
     pub fn node_died(&mut self, node: NodeId) -> Vec<Section> {
-        let of_node = self.links.iter().filter(|(_, link)| link.ends.contains(&Some(node)));
-        let ends: Vec<(Key, [Option<NodeId>; 2])> = of_node.map(|(key, link)| (*key, link.ends)).collect();
-        let mut freed = Vec::new();
-        for (key, ends) in ends {
-            for end in
-                [ConnectionEnd::Low, ConnectionEnd::High].into_iter().filter(|end| ends[*end as usize] == Some(node))
-            {
-                // It may have children that have the connection.
-                freed.extend(self.detach(node, key, end, false));
-            }
-        }
+        let both = [ConnectionEnd::Low, ConnectionEnd::High];
+        let ends = self.links.iter().flat_map(|(key, link)| both.map(|end| (*key, end, link.ends[end as usize])));
+        let of_node = ends.filter_map(|(key, end, whose)| {
+            whose.filter(|(other, _)| *other == node).map(|(_, cookie)| Endpoint { key, end, cookie })
+        });
+        let of_node: Vec<Endpoint> = of_node.collect();
+        // It may have children that have the connection.
+        let freed = of_node.into_iter().flat_map(|endpoint| self.detach(node, endpoint, false)).collect();
         self.waiting.remove(&node);
         freed
     }
 
     /// Whether a process still has the end, and the buffer, that it was to be told of.
     pub fn is_current(&self, told: &Introduction) -> bool {
-        let link = self.links.get(&told.key);
-        link.is_some_and(|link| link.buffer == Some(told.buffer) && link.ends[told.end as usize] == Some(told.node))
+        let Endpoint { key, end, cookie } = told.endpoint;
+        let link = self.links.get(&key);
+        link.is_some_and(|link| {
+            link.buffer == Some(told.buffer) && link.ends[end as usize] == Some((told.node, cookie))
+        })
     }
 
     /// Connections whose two ends are here.
@@ -232,7 +247,7 @@ impl Meeting {
     fn drop_link(&mut self, key: Key, closed: bool) -> Vec<Section> {
         let Some(link) = self.links.remove(&key) else { return Vec::new() };
         let Some(buffer) = link.buffer else {
-            link.ends.into_iter().flatten().for_each(|node| self.no_longer_waiting(node));
+            link.ends.into_iter().flatten().for_each(|(node, _)| self.no_longer_waiting(node));
             return Vec::new();
         };
         let Some(daemon) = self.daemons.get_mut(&link.pair) else { return Vec::new() };
@@ -273,9 +288,17 @@ mod tests {
         Key::new(1, ([127, 0, 0, 1], port).into(), ([127, 0, 0, 1], 80).into()).0
     }
 
+    fn low(port: u16) -> Endpoint {
+        Endpoint { key: key(port), end: ConnectionEnd::Low, cookie: 7 }
+    }
+
+    fn high(port: u16) -> Endpoint {
+        Endpoint { end: ConnectionEnd::High, ..low(port) }
+    }
+
     impl Meeting {
-        fn told(&mut self, node: NodeId, key: Key, end: ConnectionEnd) -> Option<[Introduction; 2]> {
-            self.attach(node, key, end).1
+        fn told(&mut self, node: NodeId, endpoint: Endpoint) -> Option<[Introduction; 2]> {
+            self.attach(node, endpoint).1
         }
     }
 
@@ -294,32 +317,32 @@ mod tests {
     #[test]
     fn ends_meet_and_only_they_see_the_buffer() {
         let mut meeting = meeting(4);
-        assert_eq!(meeting.told(A, key(5000), ConnectionEnd::High), None);
-        let [to_b, to_a] = meeting.told(B, key(5000), ConnectionEnd::Low).unwrap();
-        assert_eq!((to_b.node, to_b.end, to_a.node, to_a.end), (B, ConnectionEnd::Low, A, ConnectionEnd::High));
+        assert_eq!(meeting.told(A, high(5000)), None);
+        let [to_b, to_a] = meeting.told(B, low(5000)).unwrap();
+        assert_eq!((to_b.node, to_b.endpoint, to_a.node, to_a.endpoint), (B, low(5000), A, high(5000)));
         assert_eq!(to_a.buffer, to_b.buffer);
         assert!(meeting.is_current(&to_a) && meeting.is_current(&to_b));
         let section = to_a.buffer.section();
         assert!(meeting.may_see(A, section) && meeting.may_see(B, section) && !meeting.may_see(C, section));
         // A second connection of the pair shares the section, one of another pair does not.
-        meeting.told(A, key(5001), ConnectionEnd::High);
-        assert_eq!(meeting.told(B, key(5001), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
-        meeting.told(C, key(5002), ConnectionEnd::High);
-        assert_ne!(meeting.told(B, key(5002), ConnectionEnd::Low).unwrap()[0].buffer.section(), section);
+        meeting.told(A, high(5001));
+        assert_eq!(meeting.told(B, low(5001)).unwrap()[0].buffer.section(), section);
+        meeting.told(C, high(5002));
+        assert_ne!(meeting.told(B, low(5002)).unwrap()[0].buffer.section(), section);
         assert_eq!(meeting.connections(), 3);
     }
 
     #[test]
     fn buffers_come_back_when_both_ends_are_gone() {
         let mut meeting = meeting(4);
-        meeting.told(A, key(5000), ConnectionEnd::High);
-        let section = meeting.told(B, key(5000), ConnectionEnd::Low).unwrap()[0].buffer.section();
-        assert_eq!(meeting.detach(A, key(5000), ConnectionEnd::High, true), []);
-        assert_eq!(meeting.detach(A, key(5000), ConnectionEnd::High, true), [], "once");
-        assert_eq!(meeting.detach(B, key(5000), ConnectionEnd::Low, true), [section]);
+        meeting.told(A, high(5000));
+        let section = meeting.told(B, low(5000)).unwrap()[0].buffer.section();
+        assert_eq!(meeting.detach(A, high(5000), true), []);
+        assert_eq!(meeting.detach(A, high(5000), true), [], "once");
+        assert_eq!(meeting.detach(B, low(5000), true), [section]);
         assert_eq!(meeting.pool().free_sections(), 4);
-        meeting.told(A, key(5000), ConnectionEnd::High);
-        meeting.told(B, key(5000), ConnectionEnd::Low).unwrap();
+        meeting.told(A, high(5000));
+        meeting.told(B, low(5000)).unwrap();
         assert_eq!(meeting.node_died(A), []);
         assert_eq!(meeting.node_died(B).len(), 1);
         assert_eq!((meeting.pool().free_sections(), meeting.connections()), (4, 0));
@@ -328,19 +351,34 @@ mod tests {
     #[test]
     fn a_connection_with_the_addresses_of_an_old_one_is_new() {
         let mut meeting = meeting(4);
-        meeting.told(A, key(5000), ConnectionEnd::High);
-        assert_eq!(meeting.told(A, key(5000), ConnectionEnd::High), None, "the first was never met");
-        meeting.told(B, key(5000), ConnectionEnd::Low).unwrap();
-        assert_eq!(meeting.told(B, key(5000), ConnectionEnd::Low), None);
-        assert_eq!(meeting.told(A, key(5000), ConnectionEnd::High).map(|told| told[0].node), Some(A));
+        meeting.told(A, high(5000));
+        assert_eq!(meeting.told(A, high(5000)), None, "the first was never met");
+        meeting.told(B, low(5000)).unwrap();
+        assert_eq!(meeting.told(B, low(5000)), None);
+        assert_eq!(meeting.told(A, high(5000)).map(|told| told[0].node), Some(A));
+    }
+
+    /// A thread may close a connection after others have made the next one with the same addresses.
+    #[test]
+    fn who_closes_late_closes_no_other() {
+        let mut meeting = meeting(4);
+        let [old, new] = [1, 2].map(|cookie| Endpoint { cookie, ..high(5000) });
+        meeting.told(A, old);
+        meeting.told(A, new);
+        assert_eq!(meeting.detach(A, old, true), []);
+        let told = meeting.told(B, low(5000)).unwrap();
+        assert_eq!(told.map(|told| told.endpoint), [low(5000), new]);
+        assert_eq!(meeting.detach(A, old, true), []);
+        assert!(told.iter().all(|told| meeting.is_current(told)));
+        assert_eq!((meeting.detach(A, new, true).len(), meeting.detach(B, low(5000), true).len()), (0, 1));
     }
 
     #[test]
     fn who_waits_for_many_waits_in_vain() {
         let mut meeting = meeting(4);
-        (5000..5010).for_each(|port| assert_eq!(meeting.told(A, key(port), ConnectionEnd::High), None));
-        assert!(meeting.told(B, key(5003), ConnectionEnd::Low).is_some());
-        assert!(meeting.told(B, key(5009), ConnectionEnd::Low).is_none(), "of the others none was remembered");
+        (5000..5010).for_each(|port| assert_eq!(meeting.told(A, high(port)), None));
+        assert!(meeting.told(B, low(5003)).is_some());
+        assert!(meeting.told(B, low(5009)).is_none(), "of the others none was remembered");
     }
 
     proptest! {
@@ -348,17 +386,18 @@ mod tests {
         /// Live connections never share bytes, and everything is free in the end.
         #[test]
         fn no_two_connections_share_a_buffer(
-            steps in prop::collection::vec((0..8u8, 1..4u32, 5000..5006u16, any::<bool>(), any::<bool>()), 1..200),
+            steps in prop::collection::vec((0..8u8, 1..4u32, 5000..5006u16, any::<bool>(), any::<bool>(), 0..2u64), 1..200),
         ) {
             let mut meeting = meeting(3);
             let mut live: BTreeMap<Key, FabricAddress> = BTreeMap::new();
             // The memory of sections, as the daemon has it: only two processes ever see it.
             let mut memory: BTreeMap<Section, [NodeId; 2]> = BTreeMap::new();
-            for (what, node, port, low, reusable) in steps {
-                let (node, end) = (NodeId(node), if low { ConnectionEnd::Low } else { ConnectionEnd::High });
+            for (what, node, port, is_low, reusable, cookie) in steps {
+                let (node, end) = (NodeId(node), if is_low { low(port) } else { high(port) });
+                let end = Endpoint { cookie, ..end };
                 match what {
                     0..=4 => {
-                        let (freed, told) = meeting.attach(node, key(port), end);
+                        let (freed, told) = meeting.attach(node, end);
                         freed.iter().for_each(|section| { memory.remove(section); });
                         live.remove(&key(port));
                         if let Some([one, other]) = told {
@@ -371,7 +410,7 @@ mod tests {
                             live.insert(key(port), one.buffer);
                         }
                     }
-                    5 | 6 => meeting.detach(node, key(port), end, reusable).iter().for_each(|section| { memory.remove(section); }),
+                    5 | 6 => meeting.detach(node, end, reusable).iter().for_each(|section| { memory.remove(section); }),
                     _ => meeting.node_died(node).iter().for_each(|section| { memory.remove(section); }),
                 }
                 live.retain(|key, _| meeting.links.get(key).is_some_and(|link| link.buffer.is_some()));

@@ -210,8 +210,8 @@ impl RackDaemon {
             };
             match (process.known, request) {
                 (false, Ok(Request::Hello { .. })) => process.known = true,
-                (true, Ok(Request::Attach(key, end))) => {
-                    let (freed, told) = self.meeting.attach(node, key, end);
+                (true, Ok(Request::Attach(endpoint))) => {
+                    let (freed, told) = self.meeting.attach(node, endpoint);
                     self.let_go(&freed);
                     if let Some(told) = told
                         && self.prepare(told[0].buffer)
@@ -220,8 +220,8 @@ impl RackDaemon {
                         told.iter().for_each(|told| self.tell(told));
                     }
                 }
-                (true, Ok(Request::Detach(key, end, reusable))) => {
-                    let freed = self.meeting.detach(node, key, end, reusable);
+                (true, Ok(Request::Detach(endpoint, reusable))) => {
+                    let freed = self.meeting.detach(node, endpoint, reusable);
                     self.let_go(&freed);
                 }
                 _ => return false,
@@ -280,7 +280,7 @@ impl RackDaemon {
         let section = told.buffer.section();
         let Some(file) = self.sections.get(&section) else { return true };
         let offset = told.buffer.offset() as u32;
-        let bytes = Reply::Matched { key: told.key, end: told.end, section: section.0, offset }.emit();
+        let bytes = Reply::Matched { endpoint: told.endpoint, section: section.0, offset }.emit();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let files = [file.as_fd()];
@@ -301,7 +301,7 @@ impl RackDaemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remora_rack::Key;
+    use remora_rack::{Endpoint, Key};
 
     /// Answers that a process does not hear at once wait for it, until what they tell of is over.
     #[test]
@@ -317,14 +317,17 @@ mod tests {
         };
         let ends = |port: u16| {
             let (own, peer) = (([127, 0, 0, 1], port).into(), ([127, 0, 0, 1], 80).into());
-            [Key::new(1, own, peer), Key::new(1, peer, own)]
+            [(own, peer), (peer, own)].map(|(own, peer)| {
+                let (key, end) = Key::new(1, own, peer);
+                Endpoint { key, end, cookie: 7 }
+            })
         };
         say(&mut daemon, Request::Hello { process: 1 });
         let ports = 1000..2000;
         for port in ports.clone() {
-            ends(port).into_iter().for_each(|(key, end)| say(&mut daemon, Request::Attach(key, end)));
+            ends(port).into_iter().for_each(|end| say(&mut daemon, Request::Attach(end)));
             if port % 2 == 1 {
-                ends(port).into_iter().for_each(|(key, end)| say(&mut daemon, Request::Detach(key, end, true)));
+                ends(port).into_iter().for_each(|end| say(&mut daemon, Request::Detach(end, true)));
             }
         }
         assert!(!daemon.processes[&NodeId(1)].unsaid.is_empty(), "it was told more than it has room for");
@@ -333,11 +336,11 @@ mod tests {
         for _ in 0..10_000 {
             daemon.turn(Some(Duration::ZERO)).unwrap();
             while let Ok((len, _)) = net::recv(&socket, &mut bytes, RecvFlags::DONTWAIT) {
-                let Reply::Matched { key, .. } = Reply::parse(&bytes[..len]).unwrap();
-                *heard.entry(key).or_insert(0) += 1;
+                let Reply::Matched { endpoint, .. } = Reply::parse(&bytes[..len]).unwrap();
+                *heard.entry(endpoint.key).or_insert(0) += 1;
             }
         }
-        let open: Vec<Key> = ports.filter(|port| port % 2 == 0).map(|port| ends(port)[0].0).collect();
+        let open: Vec<Key> = ports.filter(|port| port % 2 == 0).map(|port| ends(port)[0].key).collect();
         assert!(open.iter().all(|key| heard.get(key) == Some(&2)), "both ends of all that are open");
         assert!(heard.len() < 1000 && daemon.processes[&NodeId(1)].unsaid.is_empty(), "little of what is over");
         assert_eq!(

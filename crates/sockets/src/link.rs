@@ -9,7 +9,7 @@
 //! |------------|--------------------------------------------------------------------------------------------|
 //! | producer   | `Tail`, `HeadSeen`, `Switched`, `Fin`, `Bells`, `Urgent`, `TxLock`                         |
 //! | consumer   | `Head`, `TailSeen`, `Ready`, `Taken`, `Gone`, `Drained`, `BellsTaken`, `UrgentTaken`, `RxLock` |
-//! | the end that sends here | `Holders`, `Processes`, `NonBlocking`, `Eof`, `Forked`, `LowMark`, `Inline`, for all processes that share it |
+//! | the end that sends here | `Holders`, `Processes`, `NonBlocking`, `Eof`, `Forked`, `LowMark`, `Inline`, `Options`, for all processes that share it |
 //! | both       | `Armed`: the end that sends here wants a bell; the other one takes the wish and rings      |
 //!
 //! Each end looks at the other's position only when the one that it saw last does not do: a line that is left to the other
@@ -73,9 +73,14 @@ pub enum Word {
     LowMark = 928,
     /// `SO_OOBINLINE`.
     Inline = 936,
+    /// What the program has set of [`OPTIONS`]: bells are sent at once all the same.
+    Options = 944,
     /// The first of [`PROCESSES`]: which processes hold it, as of [`sys::process`].
     Processes = 1024,
 }
+
+/// `TCP_NODELAY` and `TCP_CORK`, by their bits in [`Word::Options`].
+pub const OPTIONS: [std::ffi::c_int; 2] = [libc::TCP_NODELAY, libc::TCP_CORK];
 
 /// As many processes that hold an end are known.
 const PROCESSES: usize = 32;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use remora_memory::Buffer;
 use remora_rack::frame::{LONGEST, Reply, Request};
-use remora_rack::{ConnectionEnd, Key, SECTION_BYTES};
+use remora_rack::{Endpoint, Key, SECTION_BYTES};
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
     sockopt,
@@ -40,7 +40,7 @@ pub fn connect_to(name: &str) -> Option<Own> {
 struct Daemon {
     socket: Option<Own>,
     /// Ends that wait for their other one.
-    waiting: Option<HashMap<(Key, ConnectionEnd), &'static Socket>>,
+    waiting: Option<HashMap<Endpoint, &'static Socket>>,
     /// Ends that are closed, of which there was no room to tell it: it would keep their buffers.
     untold: Vec<Request>,
     not_before: u64,
@@ -85,16 +85,16 @@ pub fn ended(lived: u64) {
 
 /// Tells the daemon of a connection.
 pub fn attach(socket: &'static Socket, fd: c_int) {
-    let Some((key, end)) = key_of(fd) else { return socket.never() };
+    let Some(endpoint) = endpoint_of(fd) else { return socket.never() };
     let mut daemon = DAEMON.lock();
     // Who only tells it of connections that end soon would never hear it, and there is no room for its answers then.
     daemon.hear_all();
-    let request = Request::Attach(key, end);
+    let request = Request::Attach(endpoint);
     let new = socket.state.compare_exchange(state::PLAIN, state::WAITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if new && daemon.say(&request) {
-        *socket.key.lock() = Some((key, end));
+        *socket.endpoint.lock() = Some(endpoint);
         socket.told.store(sys::now(), Ordering::Relaxed);
-        daemon.waiting.get_or_insert_default().insert((key, end), socket);
+        daemon.waiting.get_or_insert_default().insert(endpoint, socket);
     } else if new {
         // Later perhaps.
         socket.ops.store(0, Ordering::Relaxed);
@@ -103,17 +103,17 @@ pub fn attach(socket: &'static Socket, fd: c_int) {
 }
 
 /// A connection is closed.
-pub fn detach(key: Key, end: ConnectionEnd, reusable: bool) {
+pub fn detach(endpoint: Endpoint, reusable: bool) {
     let mut daemon = DAEMON.lock();
     // Without a daemon too: a later connection may have the same addresses.
     if let Some(waiting) = &mut daemon.waiting {
-        waiting.remove(&(key, end));
+        waiting.remove(&endpoint);
     }
-    GIVEN.lock().retain(|(other, _)| *other != (key, end));
+    GIVEN.lock().retain(|(other, _)| *other != endpoint);
     if daemon.socket.is_none() {
         return;
     }
-    let request = Request::Detach(key, end, reusable);
+    let request = Request::Detach(endpoint, reusable);
     if !daemon.say(&request) && daemon.socket.is_some() {
         daemon.untold.push(request);
     }
@@ -129,10 +129,10 @@ pub fn hear(asking: &'static Socket, fd: c_int) {
 }
 
 /// Links that came while another socket asked; each is taken when its own socket has a call.
-static GIVEN: Spin<Vec<((Key, ConnectionEnd), Link)>> = Spin::new(Vec::new());
+static GIVEN: Spin<Vec<(Endpoint, Link)>> = Spin::new(Vec::new());
 
 fn take(socket: &'static Socket, fd: c_int) {
-    let Some(known) = *socket.key.lock() else { return };
+    let Some(known) = *socket.endpoint.lock() else { return };
     let mut given = GIVEN.lock();
     let Some(index) = given.iter().position(|(other, _)| *other == known) else { return };
     let (_, link) = given.swap_remove(index);
@@ -142,10 +142,10 @@ fn take(socket: &'static Socket, fd: c_int) {
     }
     if !(stream::fits(socket, fd) && begin(socket, link, fd)) {
         socket.never();
-        let known = socket.key.lock().take();
-        if let Some((key, end)) = known {
+        let known = socket.endpoint.lock().take();
+        if let Some(endpoint) = known {
             // Who was forked amid this may see the buffer.
-            detach(key, end, !socket.in_use_elsewhere());
+            detach(endpoint, !socket.in_use_elsewhere());
         }
         return;
     }
@@ -168,13 +168,13 @@ impl Daemon {
     /// Hears all that it has said.
     fn hear_all(&mut self) {
         while let Some((reply, file)) = self.hear() {
-            let Reply::Matched { key, end, offset, .. } = reply;
-            let found = self.waiting.as_mut().and_then(|waiting| waiting.remove(&(key, end)));
+            let Reply::Matched { endpoint, offset, .. } = reply;
+            let found = self.waiting.as_mut().and_then(|waiting| waiting.remove(&endpoint));
             let Some(socket) = found else { continue };
             let link = file.and_then(|file| Buffer::map_fd(&file, SECTION_BYTES as usize).ok());
-            let link = link.and_then(|section| Link::new(section, offset as usize, end));
+            let link = link.and_then(|section| Link::new(section, offset as usize, endpoint.end));
             match link {
-                Some(link) => GIVEN.lock().push(((key, end), link)),
+                Some(link) => GIVEN.lock().push((endpoint, link)),
                 None => socket.never(),
             }
         }
@@ -268,11 +268,12 @@ pub fn addresses(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
     Some((own, SocketAddr::try_from(net::getpeername(socket).ok()??).ok()?))
 }
 
-/// What the daemon knows a connection by.
-fn key_of(fd: c_int) -> Option<(Key, ConnectionEnd)> {
+/// What the daemon knows an end of a connection by.
+fn endpoint_of(fd: c_int) -> Option<Endpoint> {
     let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let (own, peer) = addresses(fd).map(|(own, peer)| (plain(own), plain(peer)))?;
-    (own != peer).then(|| Key::new(sys::namespace(), own, peer))
+    let (key, end) = (own != peer).then(|| Key::new(sys::namespace(), own, peer))?;
+    Some(Endpoint { key, end, cookie: sys::cookie(fd)? })
 }
 
 /// Before a fork.
@@ -298,7 +299,7 @@ pub fn forked() {
     drop(daemon);
     for socket in socket::all_raw() {
         if socket.state() != state::RINGED {
-            *socket.key.lock() = None;
+            *socket.endpoint.lock() = None;
         }
         let _ = socket.state.compare_exchange(state::WAITING, state::PLAIN, Ordering::AcqRel, Ordering::Acquire);
     }

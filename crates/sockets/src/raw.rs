@@ -65,6 +65,8 @@ pub unsafe extern "C" fn syscall() {
         "je {closes}",
         "cmp rdi, {dup3}",
         "je {closes}",
+        "cmp rdi, {uring}",
+        "je {sets_up}",
         "mov rax, rdi",
         "mov rdi, rsi",
         "mov rsi, rdx",
@@ -84,7 +86,9 @@ pub unsafe extern "C" fn syscall() {
         close_range = const libc::SYS_close_range,
         dup2 = const libc::SYS_dup2,
         dup3 = const libc::SYS_dup3,
+        uring = const libc::SYS_io_uring_setup,
         closes = sym closes,
+        sets_up = sym sets_up,
         failed = sym failed,
     )
 }
@@ -119,4 +123,23 @@ unsafe extern "C-unwind" fn closes(number: c_long, one: c_long, other: c_long, f
         _ => calls::dup3_by(fd, to, flags as c_int, || plain(one, other)),
     };
     done.into()
+}
+
+/// A ring of the kernel's for calls of all kinds: what goes by it, this library does not see. libuv, which has one to watch sockets
+/// with, does without where there is none; connections of who else has one stay the kernel's.
+#[cfg(all(not(test), target_arch = "x86_64"))]
+unsafe extern "C-unwind" fn sets_up(number: c_long, entries: c_long, parameters: c_long) -> c_long {
+    let _section = crate::signals::Section::enter();
+    // SAFETY: a name.
+    if !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"uv_loop_init".as_ptr()) }.is_null() {
+        return failed(-c_long::from(libc::ENOSYS));
+    }
+    // SAFETY: as the program promises.
+    match unsafe { raw(number, entries, parameters) } {
+        error @ ..0 => failed(error),
+        ring => {
+            crate::start::keep_to_kernel();
+            ring
+        }
+    }
 }

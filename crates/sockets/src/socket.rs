@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use remora_rack::{ConnectionEnd, Key};
+use remora_rack::Endpoint;
 
 use crate::epoll::Registered;
 use crate::gate::Names;
@@ -80,7 +80,7 @@ pub struct Socket {
     /// When the daemon was told of it.
     pub told: AtomicU64,
     /// What the daemon knows it by.
-    pub key: Spin<Option<(Key, ConnectionEnd)>>,
+    pub endpoint: Spin<Option<Endpoint>>,
     /// What the program takes its addresses for, if it goes by the gate.
     pub names: Spin<Option<Names>>,
     /// Where it is watched.
@@ -205,9 +205,9 @@ impl Socket {
             return;
         }
         let forked = self.link().is_some_and(|link| link.own(Word::Forked) != 0);
-        let known = self.key.lock().take();
-        if let Some((key, end)) = known {
-            rack::detach(key, end, !forked);
+        let known = self.endpoint.lock().take();
+        if let Some(endpoint) = known {
+            rack::detach(endpoint, !forked);
             rack::ended(sys::now() - self.told.load(Ordering::Relaxed));
         }
         // SAFETY: nobody is in a call, and no descriptor leads here.
@@ -368,6 +368,14 @@ pub fn is_open(socket: &Socket) -> bool {
     socket.fds.load(Ordering::SeqCst) != 0
 }
 
+/// New sockets are the kernel's alone.
+static KERNELS: AtomicBool = AtomicBool::new(false);
+
+/// From now on they are.
+pub fn keep_to_kernel() {
+    KERNELS.store(true, Ordering::SeqCst);
+}
+
 /// A descriptor is a new TCP socket.
 pub fn add(fd: c_int) {
     let Some(entry) = entry_or_new(fd) else { return };
@@ -380,6 +388,9 @@ pub fn add(fd: c_int) {
         Some(socket) => socket.reset(),
         None => Box::leak(Box::new(Socket { fds: AtomicU32::new(1), ..Socket::default() })),
     };
+    if KERNELS.load(Ordering::SeqCst) {
+        socket.never();
+    }
     let before = entry.swap(std::ptr::from_ref(socket).cast_mut(), Ordering::AcqRel);
     forget(before);
 }
@@ -478,7 +489,7 @@ pub fn release() {
 impl Socket {
     /// Before a fork.
     pub fn hold(&self) {
-        self.key.hold();
+        self.endpoint.hold();
         self.settling.hold();
         self.watched.hold();
         self.sleepers.hold();
@@ -491,7 +502,7 @@ impl Socket {
         self.sleepers.release();
         self.watched.release();
         self.settling.release();
-        self.key.release();
+        self.endpoint.release();
     }
 
     /// After it, in the child: what other threads of the parent's are at is not done here.

@@ -70,11 +70,17 @@ pub fn is_tcp(fd: c_int) -> bool {
         && sys::get_int(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
 }
 
-/// The program is about to forbid itself calls of the kernel's: connections that are the kernel's stay so.
-pub fn sealing() {
+/// Connections that are the kernel's stay so, and new ones too.
+pub fn keep_to_kernel() {
+    socket::keep_to_kernel();
     socket::hold();
     socket::all_raw().for_each(Socket::never);
     socket::release();
+}
+
+/// The program is about to forbid itself calls of the kernel's: connections that are the kernel's stay so.
+pub fn sealing() {
+    keep_to_kernel();
     epoll::sealing();
     sys::seal();
 }

@@ -81,6 +81,16 @@ pub fn closes_on_exec(fd: c_int) -> bool {
     call!(SYS_fcntl, fd, libc::F_GETFD) as c_int & libc::FD_CLOEXEC != 0
 }
 
+/// How many descriptors the kernel's table of them has room for; 0 if that cannot be found out.
+pub fn descriptors() -> usize {
+    if is_sealed() {
+        return 0;
+    }
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+    size.and_then(|size| size.trim().parse().ok()).unwrap_or(0)
+}
+
 /// Whether a descriptor is open, as far as can be found out.
 pub fn is_open(fd: c_int) -> bool {
     is_sealed() || call!(SYS_fcntl, fd, libc::F_GETFD) >= 0

@@ -42,7 +42,7 @@ impl Ringed {
         if stream::has_urgent(link) {
             events |= POLLPRI;
         }
-        events & asked.events
+        events & asked.events | stream::troubles(link)
     }
 
     /// What the kernel is to be asked: a socket that sends by its ring is always writable for the kernel, and one always
@@ -162,8 +162,8 @@ fn kernel_poll(fds: &mut [pollfd], wait: Option<u64>, mask: *const libc::sigset_
 
 /// Sets of descriptors of `select`: read, write, except. Each is null or has `count` bits at least.
 pub struct Sets {
-    pub count: usize,
-    pub sets: [*mut u64; 3],
+    count: usize,
+    sets: [*mut u64; 3],
 }
 
 /// What each set asks for, and which answers count for it.
@@ -183,6 +183,13 @@ impl Copies {
 }
 
 impl Sets {
+    /// `count` descriptors, or as many as there may be: the kernel looks at no more, and programs need not have more.
+    pub fn new(count: c_int, sets: [*mut u64; 3]) -> Self {
+        let count = count.max(0) as usize;
+        let count = if count > libc::FD_SETSIZE { count.min(sys::descriptors().max(libc::FD_SETSIZE)) } else { count };
+        Self { count, sets }
+    }
+
     /// What is in them; nothing in those that are null.
     pub fn copy(&self) -> Copies {
         let words = self.count.div_ceil(64);

@@ -1284,6 +1284,117 @@ def check_resets():
     assert exactly(b, 9) == b"all of it" and b.recv(1) == b""
 
 
+def check_endings():
+    """What is told of a connection whose directions have both ended, or that was reset, and of reads of nothing."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Both have ended: that is told whether anybody asks for it or not, and not before.
+    for events in (0, select.POLLIN):
+        a, b = busy_pair()
+        polled, level, edge = select.poll(), select.epoll(), select.epoll()
+        polled.register(b, events)
+        level.register(b, events)
+        edge.register(b, events | select.EPOLLET)
+        ways = {"poll": lambda t: polled.poll(1000 * t), "epoll": level.poll, "edge": edge.poll}
+        a.shutdown(socket.SHUT_WR)
+        if events:
+            eventually(lambda: ways["poll"](1))
+        for name, way in ways.items():
+            assert not any(told & select.POLLHUP for _, told in way(0.02)), name
+        later(b.shutdown, socket.SHUT_WR)
+        for name in ("poll", "epoll"):
+            # Who watches for nothing else is told by the other end's answer.
+            time.sleep(0.1)
+            told = dict(ways[name](5)).get(b.fileno(), 0)
+            assert told & select.POLLHUP and bool(told & select.POLLIN) == bool(events), (name, told)
+        assert dict(edge.poll(1)).get(b.fileno(), 0) & select.EPOLLHUP
+        assert edge.poll(0.02) == []
+    # Why it ended is told once, to whoever asks first.
+    for first in ("option", "read"):
+        a, b = busy_pair()
+        polled, level = select.poll(), select.epoll()
+        polled.register(b, select.POLLIN)
+        level.register(b, select.EPOLLIN)
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        a.close()
+        for way in (lambda: polled.poll(1000), lambda: level.poll(1), lambda: polled.poll(0), lambda: level.poll(0)):
+            assert way()[0][1] & (select.POLLERR | select.POLLHUP | select.POLLIN) == select.POLLERR | select.POLLHUP | select.POLLIN
+        why = lambda: b.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if first == "option":
+            assert why() == errno.ECONNRESET
+        else:
+            fails(errno.ECONNRESET, b.recv, 1)
+        assert why() == 0 and b.recv(1) == b"" and not polled.poll(0)[0][1] & select.POLLERR
+        assert not level.poll(0)[0][1] & select.EPOLLERR
+    # A read of no bytes, from a socket and as from a file.
+    a, b = busy_pair()
+
+    def nothing(flags=socket.MSG_DONTWAIT):
+        got = libc.recv(b.fileno(), None, 0, flags)
+        return got if got >= 0 else -ctypes.get_errno()
+
+    assert nothing() == -errno.EAGAIN and os.read(b.fileno(), 0) == b""
+    later(a.sendall, b"more")
+    assert nothing(0) == 0 and nothing() == 0 and exactly(b, 4) == b"more" and nothing() == -errno.EAGAIN
+    a.shutdown(socket.SHUT_WR)
+    eventually(lambda: nothing() == 0)
+
+
+def check_options():
+    """Options that say when bytes leave are what the program has said."""
+    for early in (False, True):
+        a, b = pair()
+        if early:
+            a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        make_busy(a, b)
+        for option, first in ((socket.TCP_NODELAY, early), (socket.TCP_CORK, False)):
+            is_set = lambda: a.getsockopt(socket.IPPROTO_TCP, option)
+            assert is_set() == first, option
+            for value in (1, 0, 7, 0):
+                a.setsockopt(socket.IPPROTO_TCP, option, value)
+                assert is_set() == (value != 0)
+            fails(errno.EINVAL, a.setsockopt, socket.IPPROTO_TCP, option, b"ab")
+
+
+def check_select_beyond():
+    """More descriptors than there may be are asked for: nobody reads what the program has not got."""
+    import ctypes, mmap
+    libc = ctypes.CDLL(None, use_errno=True)
+    room = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("FDSize"))
+    size = max(room // 8, 128)
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    assert libc.mprotect(ctypes.c_void_p(start + mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0
+    at = mmap.PAGESIZE - size
+    a, b = busy_pair()
+    for rings in (True, False):
+        s = b if rings else os.pipe()[0]
+        fd = s.fileno() if rings else s
+        pages[at:mmap.PAGESIZE] = bytes(size)
+        pages[at + fd // 8] = 1 << fd % 8
+        now = struct.pack("ll", 0, 0)
+        assert libc.select(1 << 20, ctypes.c_void_p(start + at), None, None, now) == 0, ctypes.get_errno()
+
+
+def check_rings_of_the_kernel():
+    """What goes by a ring of the kernel's is not seen here: a program that has one keeps the kernel's connections."""
+    import ctypes
+
+    def child():
+        libc = ctypes.CDLL(None, use_errno=True)
+        before, beside = pair(), busy_pair()
+        ring = libc.syscall(425, 4, ctypes.create_string_buffer(120))
+        if ring < 0 or not RACK:
+            return
+        for a, b in (before, pair()):
+            warm(a, b, 200)
+            assert not is_ringed(a, b)
+        warm(*beside)
+
+    if os.uname().machine == "x86_64":
+        ended(forked(child))
+
+
 def check_deaf():
     """Who wants to hear no more goes on sending, and hears of it when nobody takes that any more."""
     for rounds in (0, 30):

@@ -38,6 +38,14 @@ pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> s
     }
 }
 
+/// The same for who reads as from a file: of no bytes there is an end at once.
+fn read_by(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
+    if parts.len() == 0 && socket::find(fd).is_some_and(|used| used.link().is_some()) {
+        return 0;
+    }
+    receive(fd, parts, flags, plain)
+}
+
 /// Sends by `plain` if the kernel is to, else by the ring.
 pub fn transmit(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
     signals::may_end();
@@ -90,18 +98,18 @@ fn waits_not(flags: c_int) -> c_int {
 
 c_functions! {
     fn read(fd: c_int, out: *mut c_void, len: size_t) -> ssize_t {
-        receive(fd, &Parts(&one(out, len)), 0, || plain!(read: fn(c_int, *mut c_void, size_t) -> ssize_t, fd, out, len))
+        read_by(fd, &Parts(&one(out, len)), 0, || plain!(read: fn(c_int, *mut c_void, size_t) -> ssize_t, fd, out, len))
     }
 
     fn __read_chk(fd: c_int, out: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-        receive(fd, &Parts(&one(out, len)), 0,
+        read_by(fd, &Parts(&one(out, len)), 0,
             || plain!(__read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t, fd, out, len, room))
     }
 
     fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
         // SAFETY: as the program promises.
         let own = unsafe { list(parts, count.max(0) as usize) };
-        receive(fd, &own, 0, || plain!(readv: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
+        read_by(fd, &own, 0, || plain!(readv: fn(c_int, *const iovec, c_int) -> ssize_t, fd, parts, count))
     }
 
     fn recv(fd: c_int, out: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -192,7 +200,7 @@ c_functions! {
             return plain();
         }
         // SAFETY: as the program promises.
-        receive(fd, &unsafe { list(parts, count.max(0) as usize) }, waits_not(flags), plain)
+        read_by(fd, &unsafe { list(parts, count.max(0) as usize) }, waits_not(flags), plain)
     }
 
     fn preadv64v2(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {

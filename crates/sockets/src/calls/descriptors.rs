@@ -8,7 +8,7 @@ use remora_preload::set_errno;
 
 use super::{c_functions, plain, result};
 use crate::gate::{self, Names, Written};
-use crate::link::{WANT_DATA, WANT_ROOM, Word};
+use crate::link::{Link, OPTIONS, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket};
 use crate::stream::{self};
 use crate::{epoll, handover, own, start, sys};
@@ -164,8 +164,9 @@ c_functions! {
         if let Some(used) = &used {
             let ringed = used.link().is_some();
             match (level, name) {
-                // Bells are to be heard at once.
-                (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) if ringed => return 0,
+                (libc::IPPROTO_TCP, libc::TCP_NODELAY | libc::TCP_CORK) if ringed => {
+                    return set_option(used, name, value, len);
+                }
                 (libc::IPPROTO_TCP, libc::TCP_ULP) if ringed => {
                     return result(-(libc::ENOPROTOOPT as isize)) as c_int;
                 }
@@ -195,14 +196,14 @@ c_functions! {
         let done = plain!(getsockopt:
             fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int, fd, level, name, value, len);
         if done == 0
-            && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
             && let Some(used) = socket::find(fd)
             && let Some(link) = used.link()
+            && let Some(known) = option(link, level, name)
         {
-            let mark = (stream::low_mark(link) as c_int).to_ne_bytes();
-            let written = mark.len().min(room(len) as usize);
+            let known = known.to_ne_bytes();
+            let written = known.len().min(room(len) as usize);
             // SAFETY: the kernel has just written as many bytes there.
-            unsafe { std::ptr::copy_nonoverlapping(mark.as_ptr(), value.cast(), written) };
+            unsafe { std::ptr::copy_nonoverlapping(known.as_ptr(), value.cast(), written) };
         }
         done
     }
@@ -226,6 +227,36 @@ c_functions! {
         }
         plain!(fdopen: fn(c_int, *const std::ffi::c_char) -> *mut libc::FILE, fd, mode)
     }
+}
+
+/// What the rings know of an option instead of the kernel.
+fn option(link: &Link, level: c_int, name: c_int) -> Option<c_int> {
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Some(stream::low_mark(link) as c_int),
+        // The kernel has told it already: to whoever took its bells.
+        (libc::SOL_SOCKET, libc::SO_ERROR) => stream::take_error(link),
+        (libc::IPPROTO_TCP, _) => {
+            let bit = OPTIONS.iter().position(|option| *option == name)?;
+            Some((link.own(Word::Options) >> bit & 1) as c_int)
+        }
+        _ => None,
+    }
+}
+
+/// `setsockopt` of what is kept for the program, while bells are sent at once.
+fn set_option(socket: &Socket, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    let (Some(link), Some(bit)) = (socket.link(), OPTIONS.iter().position(|option| *option == name)) else { return 0 };
+    if (len as usize) < size_of::<c_int>() {
+        return result(-(libc::EINVAL as isize)) as c_int;
+    }
+    if value.is_null() {
+        return result(-(libc::EFAULT as isize)) as c_int;
+    }
+    // SAFETY: so many bytes of the program's.
+    let is = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+    let others = link.own(Word::Options) & !(1 << bit);
+    link.set_own(Word::Options, others | u64::from(is) << bit);
+    0
 }
 
 fn accepted(listener: c_int, new: c_int) {
@@ -417,5 +448,7 @@ fn ended(socket: &Socket, fd: c_int, how: c_int) -> bool {
         return false;
     }
     stream::wake(socket, link, fd, WANT_DATA | WANT_ROOM);
+    // If the peer has ended as well, it is all over by now.
+    epoll::heat(socket);
     true
 }

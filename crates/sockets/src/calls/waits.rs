@@ -89,7 +89,7 @@ c_functions! {
             }
         };
         let begin = sys::now();
-        let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
+        let sets = Sets::new(count, [read, write, except]);
         let by_kernel = std::cell::Cell::new(false);
         let done = selected(&sets, time, std::ptr::null(), || { by_kernel.set(true); plain() });
         if let (Some(time), false) = (time, by_kernel.get()) {
@@ -106,7 +106,7 @@ c_functions! {
     fn pselect(
         count: c_int, read: *mut u64, write: *mut u64, except: *mut u64, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
-        let sets = Sets { count: count.max(0) as usize, sets: [read, write, except] };
+        let sets = Sets::new(count, [read, write, except]);
         let plain = || plain!(pselect:
             fn(c_int, *mut u64, *mut u64, *mut u64, *const timespec, *const sigset_t) -> c_int,
             count, read, write, except, timeout, mask);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::epoll_event;
 
-use super::{ALWAYS, ET, Entry, Epoll, IN, OUT, PRI, RDHUP, SERVED, find};
+use super::{ALWAYS, ET, Entry, Epoll, HUP, IN, OUT, PRI, RDHUP, SERVED, find};
 use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket};
 use crate::{signals, spin, stream, sys};
@@ -55,7 +55,8 @@ pub(super) fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> 
     let drained = stream::drained(link);
     // Before what there is: what comes in between is news the next time, even if there was only room this time.
     let ended = u64::from(drained && (link.peer(Word::Fin) != 0 || link.own(Word::Eof) != 0));
-    let place = link.peer(Word::Tail) << 1 | ended;
+    let troubles = stream::troubles(link) as u32;
+    let place = link.peer(Word::Tail) << 2 | u64::from(troubles & HUP != 0) << 1 | ended;
     let (input, room) = stream::readiness(socket, link);
     // Before a direction has changed over the kernel's word counts.
     let mut mask = kernel & !(IN | OUT);
@@ -64,9 +65,7 @@ pub(super) fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> 
     }
     mask |= if drained { if input { IN } else { 0 } } else { kernel & IN };
     mask |= if link.own(Word::Switched) != 0 { if room { OUT } else { 0 } } else { kernel & OUT };
-    if ended != 0 {
-        mask |= RDHUP;
-    }
+    mask |= troubles | if ended != 0 { RDHUP } else { 0 };
     mask &= entry.events | ALWAYS;
     let news = entry.events & ET == 0
         || entry.seen.is_none_or(|seen| seen != place)

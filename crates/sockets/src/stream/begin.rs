@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use super::bells::wake;
-use crate::link::{Link, RING, Side, WANT_DATA, WANT_ROOM, Word};
+use crate::link::{Link, OPTIONS, RING, Side, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::Socket;
 use crate::socket::state;
 use crate::socket::stays;
@@ -47,6 +47,10 @@ pub fn fits(socket: &Socket, fd: c_int) -> bool {
 
 /// The socket has rings from now on.
 pub fn begin(socket: &Socket, link: Link, fd: c_int) {
+    for (bit, option) in OPTIONS.into_iter().enumerate() {
+        let is = sys::get_int(fd, libc::IPPROTO_TCP, option).is_some_and(|value| value != 0);
+        link.set_own(Word::Options, link.own(Word::Options) | u64::from(is) << bit);
+    }
     // Bells are to be heard at once.
     sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
     sys::set_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);

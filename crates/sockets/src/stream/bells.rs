@@ -117,7 +117,7 @@ fn take_bells_by(socket: &Socket, link: &Link, fd: c_int) {
                 0 if socket.deaf.load(Ordering::Acquire) && !sys::is_ended_by_peer(fd) => {}
                 0 => link.set_own(Word::Eof, 1),
                 e if e == AGAIN || e == -(libc::EINTR as isize) => {}
-                e => link.set_own(Word::Eof, 1 | (e.unsigned_abs() as u64) << 8),
+                e => link.set_own(Word::Eof, failed(e)),
             }
             break;
         }
@@ -143,12 +143,29 @@ pub fn wake(socket: &Socket, link: &Link, fd: c_int, wishes: u64) {
 /// The kernel has said of a connection what it says only once: a reader is to hear of it after all that came before.
 pub(super) fn broken(link: &Link, error: isize) {
     if matches!(-error as c_int, libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) {
-        link.set_own(Word::Eof, 1 | (error.unsigned_abs() as u64) << 8);
+        link.set_own(Word::Eof, failed(error));
     }
+}
+
+/// In `Eof`: not only the peer has ended.
+pub(super) const OVER: u64 = 2;
+
+/// What `Eof` says of an error that nobody was told of yet.
+fn failed(error: isize) -> u64 {
+    1 | OVER | (error.unsigned_abs() as u64) << 8
+}
+
+/// An error that nobody was told of yet: whoever asks is, and then nobody else. None if there is none.
+pub fn take_error(link: &Link) -> Option<c_int> {
+    let error = link.own(Word::Eof) >> 8;
+    (error != 0).then(|| {
+        end(link, link.own(Word::Eof));
+        error as c_int
+    })
 }
 
 /// How a stream that has ended ends: an errno once, then nothing more.
 pub(super) fn end(link: &Link, eof: u64) -> isize {
-    link.set_own(Word::Eof, 1);
+    link.set_own(Word::Eof, eof & (1 | OVER));
     -((eof >> 8) as isize)
 }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use super::begin::low_mark;
-use super::bells::{broken, drained};
+use super::bells::{OVER, broken, drained};
 use crate::link::{Link, RING, WRITABLE, Word};
 use crate::socket::Socket;
 use crate::sys;
@@ -46,6 +46,14 @@ pub(super) fn has_bytes(link: &Link, count: usize) -> bool {
         Ok(bytes) => bytes >= count + usize::from(passes_urgent(link)),
         Err(_) => true,
     }
+}
+
+/// What is told of whether it is asked for or not, as poll has it: POLLERR while nobody was told of an error, and POLLHUP once
+/// both directions have ended.
+pub fn troubles(link: &Link) -> i16 {
+    let eof = link.own(Word::Eof);
+    let ended = eof & OVER != 0 || link.own(Word::Fin) != 0 && (link.peer(Word::Fin) != 0 || eof != 0);
+    (if eof >> 8 != 0 { libc::POLLERR } else { 0 }) | if ended { libc::POLLHUP } else { 0 }
 }
 
 /// How many bytes lie before the urgent one; none if there is none, or reading has come by it.
