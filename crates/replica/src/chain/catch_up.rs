@@ -8,6 +8,9 @@ use super::replica::{Chain, Then};
 use super::types::{ChainMessage, ChainMutation, Entry};
 use crate::types::NodeId;
 
+/// Writes that are not durable yet, from which on a learner asks for no more: what it has not written waits in its memory.
+const UNDER_WAY: u64 = 64;
+
 /// How far a learner is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Learning {
@@ -15,12 +18,15 @@ pub(super) struct Learning {
     /// The entry that the last piece had at least.
     pub piece_has: u64,
     done: bool,
+    /// It has not asked for the next piece yet.
+    holds: bool,
 }
 
 impl Chain {
     pub(super) fn ask_for_piece(&mut self) {
         if let (Some(learning), Some(head), true) = (self.learning, self.head(), self.synced)
             && !learning.done
+            && !learning.holds
         {
             self.send(head, ChainMessage::Want(learning.next));
         }
@@ -47,6 +53,7 @@ impl Chain {
         learning.next += 1;
         learning.piece_has = applied;
         learning.done = last;
+        learning.holds = true;
         let base = self.layout().data_at() as u64;
         self.put_data(base, begin, data);
         let newest = if self.mutant(ChainMutation::SkipRedo) { 0 } else { self.applied };
@@ -61,6 +68,15 @@ impl Chain {
         if last {
             self.learning = None;
         } else {
+            self.go_on_learning();
+        }
+    }
+
+    /// Asks for the next piece if it was not asked for, and the disk has come along so far.
+    pub(super) fn go_on_learning(&mut self) {
+        let may = self.under_way() < UNDER_WAY;
+        if let Some(learning) = self.learning.as_mut().filter(|learning| learning.holds && may) {
+            learning.holds = false;
             self.ask_for_piece();
         }
     }

@@ -322,6 +322,7 @@ impl Chain {
             }
         }
         self.write_super();
+        self.go_on_learning();
         self.advance();
     }
 
@@ -405,6 +406,11 @@ impl Chain {
     fn write(&mut self, at: u64, bytes: Vec<u8>) {
         self.out.push_back(ChainOutput::Write(self.next_token, at, bytes));
         self.next_token += 1;
+    }
+
+    /// Writes that are not durable yet.
+    pub(super) fn under_way(&self) -> u64 {
+        self.next_token - self.durable_token
     }
 
     /// Has something done once all that was asked for is durable.

@@ -15,6 +15,8 @@ struct Nodes {
     images: Vec<Vec<u8>>,
     /// Nodes that hear nothing, and whose writes are not durable yet.
     deaf: NodeSet,
+    /// A node whose writes become durable when the test says so: their tokens.
+    slow: Option<(NodeId, Vec<u64>)>,
     view: View,
     now: crate::Time,
     replies: VecDeque<(NodeId, ChainReply)>,
@@ -30,8 +32,8 @@ impl Nodes {
         let config = |id| change(ChainConfig { piece: 1000, ..ChainConfig::new(id, nodes, DATA) });
         let images = vec![vec![0; config(NodeId(0)).layout().bytes()]; count.into()];
         let chains = nodes.iter().map(|id| Chain::new(config(id), 0, &images[0])).collect();
-        let mut it =
-            Self { chains, images, deaf: NodeSet::EMPTY, view: View::first(nodes), now: 0, replies: VecDeque::new() };
+        let (deaf, view, replies) = (NodeSet::EMPTY, View::first(nodes), VecDeque::new());
+        let mut it = Self { chains, images, deaf, slow: None, view, now: 0, replies };
         it.chains
             .iter_mut()
             .for_each(|chain| chain.keep(0, Durable { view: View::first(nodes), ..Durable::default() }));
@@ -59,7 +61,10 @@ impl Nodes {
                         ChainOutput::Write(..) if self.deaf.has(from) => {}
                         ChainOutput::Write(token, at, bytes) => {
                             image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
-                            chain.persisted(0, token);
+                            match &mut self.slow {
+                                Some((slow, late)) if *slow == from => late.push(token),
+                                _ => chain.persisted(0, token),
+                            }
                         }
                         ChainOutput::Reply(reply) => self.replies.push_back((from, reply)),
                         ChainOutput::Kept(_) => {}
@@ -240,6 +245,36 @@ fn a_node_that_comes_back_is_the_chains_end_and_catches_up() {
     nodes.enter(View { epoch: 4, members: NodeSet::first(3), ..View::default() });
     assert!(nodes.ask(0, 4, write(4)).is_some(), "it is the head again");
     assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()));
+}
+
+/// A disk that takes nothing for a while: what has come waits in memory, and no more comes.
+#[test]
+fn a_learner_asks_for_no_more_than_its_disk_takes() {
+    let mut nodes = Nodes::with(2, |config| ChainConfig { piece: 16, ..config });
+    let write = Transaction { writes: vec![put(4000, b"end")], ..Transaction::default() };
+    assert!(nodes.ask(0, 1, write).is_some());
+    nodes.crash(1);
+    nodes.enter(View { epoch: 2, members: NodeSet::one(NodeId(0)), ..View::default() });
+    nodes.slow = Some((NodeId(1), Vec::new()));
+    nodes.enter(View {
+        epoch: 3,
+        members: NodeSet::one(NodeId(0)),
+        learners: NodeSet::one(NodeId(1)),
+        ..View::default()
+    });
+    let mut writes = 0;
+    for _ in 0..100 {
+        nodes.wake();
+        let (_, late) = nodes.slow.as_mut().expect("it is slow");
+        let now = std::mem::take(late);
+        assert!(now.len() <= 66, "{} writes at once", now.len());
+        writes += now.len();
+        now.into_iter().for_each(|token| nodes.chains[1].persisted(0, token));
+        nodes.run();
+    }
+    assert!(writes > DATA / 16, "{writes}");
+    assert_eq!(nodes.chains[1].status(), Some(Standing::Ready));
+    assert!(nodes.chains[1].data()[4000..].starts_with(b"end"));
 }
 
 #[test]
