@@ -11,6 +11,7 @@
 //! maps, of which a file has one in each line. As JSON it is a list of objects with the same names. A client whose
 //! transaction's end is unknown goes on as another process.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use serde_json::{Value as Json, json};
@@ -42,7 +43,14 @@ fn lines(history: &[ChainTxn]) -> Vec<Line<'_>> {
             used += 1;
         }
     }
-    lines.sort_by_key(|line| line.time);
+    // What begins at the instant at which something else ends is not after it. But for the same client, whose end comes first.
+    let ended: BTreeSet<(u64, usize)> = history.iter().map(|txn| (txn.returned, txn.client)).collect();
+    let begun: BTreeSet<(u64, usize)> = history.iter().map(|txn| (txn.called, txn.client)).collect();
+    lines.sort_by_key(|Line { time, kind, txn, .. }| {
+        let at = (*time, txn.client);
+        let (begins, goes_on) = (*kind == "invoke", ended.contains(&at) && begun.contains(&at));
+        (*time, if begins && !goes_on { 0 } else { 1 + u8::from(!goes_on) })
+    });
     lines
 }
 
@@ -85,6 +93,20 @@ pub fn to_json(history: &[ChainTxn]) -> Json {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_begins_as_another_ends_is_not_after_it() {
+        let txn =
+            |client, called, returned| ChainTxn { client, called, returned, end: ChainEnd::Done, ops: Vec::new() };
+        // The second begins as the first and the third end; the third goes on at once.
+        let history = [txn(0, 0, 30), txn(2, 5, 30), txn(2, 30, 50), txn(1, 30, 40)];
+        let events = to_json(&history);
+        let order: Vec<_> = events.as_array().unwrap().iter().map(|line| (&line["process"], &line["type"])).collect();
+        let expected =
+            [(0, "invoke"), (2, "invoke"), (1, "invoke"), (2, "ok"), (2, "invoke"), (0, "ok"), (1, "ok"), (2, "ok")];
+        let expected = expected.map(|(process, kind)| (json!(process), json!(kind)));
+        assert_eq!(order, expected.iter().map(|(process, kind)| (process, kind)).collect::<Vec<_>>());
+    }
 
     #[test]
     fn events_are_in_order_and_an_unknown_end_takes_a_process() {
