@@ -267,6 +267,10 @@ pub struct NodeArgs {
     /// Connections that one address may have
     #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<u32>(1..=65_536))]
     pub connections: u32,
+    /// Give calls of a client, by its address, so many times the share of others' where all want some (ADDR=N, from 1 to
+    /// 100): of turns of rings and of kernels' time
+    #[arg(long = "weight", value_name = "ADDR=N", value_parser = weight)]
+    pub weights: Vec<(IpAddr, u32)>,
     /// Keep kernels that clients want kept in this directory, and deploy them at the next start
     #[arg(long, value_name = "DIR", value_parser = crate::output::directory())]
     pub kernels: Option<PathBuf>,
@@ -464,6 +468,12 @@ fn deployers(text: &str) -> Result<Deployers, String> {
         (_, Some(file)) => token(file).map(Deployers::Token),
         _ => text.split(',').map(address).collect::<Result<_, _>>().map(Deployers::Addresses),
     }
+}
+
+fn weight(text: &str) -> Result<(IpAddr, u32), String> {
+    let (client, weight) = text.split_once('=').ok_or("a client and its weight are ADDR=N, such as 10.0.0.5=4")?;
+    let number = weight.parse().ok().filter(|weight| (1..=100).contains(weight));
+    Ok((address(client)?, number.ok_or_else(|| format!("a weight is from 1 to 100, not {weight:?}"))?))
 }
 
 /// The token in a file.

@@ -41,6 +41,7 @@ pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
         mtu: args.mtu,
         deadline: args.deadline,
         connections: args.connections,
+        weights: args.weights.clone(),
         packet: args.packet,
         kernels: args.kernels.clone(),
         deployers: args.deployers.clone(),

@@ -97,6 +97,8 @@ struct Line {
     /// What may be spent, as of `round`. Below zero it is a debt.
     balance: i64,
     round: u64,
+    /// What it gets in a round, in [`TURN`]s.
+    weight: u32,
 }
 
 /// The output of a future, or how a short task ended.
@@ -129,7 +131,7 @@ impl Meter {
 
 impl Default for Line {
     fn default() -> Self {
-        Self { slots: Vec::new(), balance: TURN as i64, round: 0 }
+        Self { slots: Vec::new(), balance: TURN as i64, round: 0, weight: 1 }
     }
 }
 
@@ -140,8 +142,9 @@ impl Line {
         if self.round == round {
             return self.balance;
         }
-        let earned = (round - self.round).saturating_mul(TURN).min(1 << 41) as i64;
-        (self.balance + earned).min(TURN as i64)
+        let share = TURN * u64::from(self.weight);
+        let earned = (round - self.round).saturating_mul(share).min(1 << 41) as i64;
+        (self.balance + earned).min(share as i64)
     }
 }
 
@@ -178,6 +181,14 @@ impl<F: Future, S: Short> TaskPool<F, S> {
             worked: 0,
             begun: 0,
         }
+    }
+
+    /// A client gets so many times what others get in a round from now on, at least once as much.
+    pub fn set_weight(&mut self, client: u32, weight: u32) {
+        if client as usize >= self.lines.len() {
+            self.lines.resize_with(client as usize + 1, Line::default);
+        }
+        self.lines[client as usize].weight = weight.max(1);
     }
 
     /// Takes a client's `task` in, or gives it back if the pool is full.
@@ -544,6 +555,40 @@ mod tests {
             assert!(polls.get() <= before + 4 * TURN / cost + 1, "{} polls of {cost}", polls.get() - before);
             assert!(pool.is_spent(), "what is done leaves before the next long poll");
         }
+    }
+
+    #[test]
+    fn who_has_more_weight_gets_more_and_leaves_what_it_does_not_want() {
+        let meter = Rc::new(Meter::default());
+        let mut pool = TaskPool::new(512);
+        let polls = [0, 1].map(|_| Rc::new(Cell::new(0)));
+        pool.set_weight(1, 3);
+        pool.set_weight(0, 0);
+        for task in 0..80 {
+            let client = task % 2;
+            let task = spin(meter.clone(), TURN / 3, polls[client].clone());
+            assert!(pool.try_spawn(client as u32, &meter, task).is_ok());
+        }
+        let turns = |pool: &mut TaskPool<_>| {
+            polls.iter().for_each(|polls| polls.set(0));
+            for _ in 0..3000 {
+                pool.poll(&meter, |()| ());
+            }
+            polls[1].get() as f64 / polls[0].get() as f64
+        };
+        let ratio = turns(&mut pool);
+        assert!((2.8..3.2).contains(&ratio), "{ratio}");
+        // Of its tasks one is left, which cannot take three times as much as many.
+        let cheap = spin(meter.clone(), 0, polls[1].clone());
+        let mut pool = TaskPool::new(64);
+        pool.set_weight(1, 3);
+        assert!(pool.try_spawn(1, &meter, cheap).is_ok());
+        for _ in 0..40 {
+            assert!(pool.try_spawn(0, &meter, spin(meter.clone(), TURN / 3, polls[0].clone())).is_ok());
+        }
+        turns(&mut pool);
+        assert!(polls[0].get() > 2 * 3000, "{} polls of who wants more", polls[0].get());
+        pool.set_weight(1, 1);
     }
 
     proptest! {

@@ -31,6 +31,9 @@ pub trait Runner {
     /// Drops the call with this [`tag`](crate::CallFields::tag), with all it holds. False if there is none.
     fn cancel(&mut self, tag: u64) -> bool;
 
+    /// Calls of a client get so many times as much time as others' from now on, where all want some: 1 if nothing is said.
+    fn set_weight(&mut self, client: u32, weight: u32);
+
     /// Calls in flight.
     fn in_flight(&self) -> usize;
 
@@ -80,6 +83,10 @@ where
 
     fn cancel(&mut self, tag: u64) -> bool {
         self.pool.cancel(tag)
+    }
+
+    fn set_weight(&mut self, client: u32, weight: u32) {
+        self.pool.set_weight(client, weight);
     }
 
     fn in_flight(&self) -> usize {
@@ -172,6 +179,10 @@ where
 
     fn cancel(&mut self, tag: u64) -> bool {
         self.pool.cancel(tag)
+    }
+
+    fn set_weight(&mut self, client: u32, weight: u32) {
+        self.pool.set_weight(client, weight);
     }
 
     fn in_flight(&self) -> usize {

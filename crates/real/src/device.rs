@@ -481,11 +481,11 @@ impl DeviceGuard<'_> {
         self.core.kernels.as_ref().and_then(Kernels::stats).cloned().unwrap_or_default()
     }
 
-    /// Calls to the kernels here by this queue pair count as `client`'s.
-    pub(crate) fn assign(&mut self, qpn: Qpn, client: u32) {
+    /// Calls to the kernels here by this queue pair count as `client`'s, which has this weight.
+    pub(crate) fn assign(&mut self, qpn: Qpn, client: u32, weight: u32) {
         self.core.nic.assign_client(qpn, client);
         if let Some(kernels) = &mut self.core.kernels {
-            kernels.assign(qpn, client);
+            kernels.assign(qpn, client, weight);
         }
     }
 

@@ -115,9 +115,12 @@ impl Kernels {
         calls.finish(&mut Two { first: RpcVerbs::new(nic), second: rings, turn }, call, status);
     }
 
-    /// Calls by this queue pair count as `client`'s: see [`remora_service::Clients`].
-    pub fn assign(&mut self, qpn: Qpn, client: u32) {
+    /// Calls by this queue pair count as `client`'s: see [`remora_service::Clients`]. It has so many times the share of one of
+    /// weight 1.
+    pub fn assign(&mut self, qpn: Qpn, client: u32, weight: u32) {
         self.calls.assign(qpn, client);
+        self.rings.set_weight(client, weight);
+        self.runner.set_weight(client, weight);
     }
 
     /// Where links say what they will bring next: kernels on streams may ask for it.

@@ -75,6 +75,8 @@ pub struct NodeConfig {
     pub deadline: Duration,
     /// Connections that one address may have.
     pub connections: u32,
+    /// Clients, by address, whose calls get so many times the share of others' where all want some; 1 for who is not named.
+    pub weights: Vec<(IpAddr, u32)>,
     /// Where modules that clients want kept are kept, and found again at the next start.
     pub kernels: Option<PathBuf>,
     /// Who may deploy modules.
@@ -101,6 +103,7 @@ impl NodeConfig {
             limits: Limits::default(),
             deadline: Duration::from_nanos(DEADLINE),
             connections: CONNECTIONS,
+            weights: Vec::new(),
             kernels: None,
             deployers: Deployers::default(),
             placing: Placing::default(),

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// Clients whose rings have requests take turns, and so do the rings of each: one request is taken in a turn. With one ring
-/// for each client this is round-robin, as in RAMBDA's prototype (section V).
+/// Clients whose rings have requests take turns, and so do the rings of each: as many requests are taken in a turn as the client
+/// has weight, one if nothing is said. With one ring for each client this is round-robin, as in RAMBDA's prototype (section V).
 #[derive(Debug, Default)]
 pub struct RingScheduler {
     /// By ring: whose it is, if it waits.
@@ -12,8 +12,11 @@ pub struct RingScheduler {
     clients: Vec<VecDeque<u32>>,
     /// Each client that has such rings, once.
     waiting: VecDeque<u32>,
-    /// Whether the first of them has had its turn.
-    had: bool,
+    /// How many requests the first of them has had in its turn, and whether the first of its rings has had one of these.
+    had: u32,
+    had_ring: bool,
+    /// By client: how many requests it has in a turn, if more than one.
+    weights: Vec<u32>,
 }
 
 impl RingScheduler {
@@ -43,17 +46,31 @@ impl RingScheduler {
         self.clients[of].push_back(ring);
     }
 
+    /// A client has so many requests in a turn from now on, at least one.
+    pub fn set_weight(&mut self, client: u32, weight: u32) {
+        let (at, weight) = (client as usize, weight.max(1));
+        if at >= self.weights.len() {
+            if weight == 1 {
+                return;
+            }
+            self.weights.resize(at + 1, 1);
+        }
+        self.weights[at] = weight;
+    }
+
     /// The ring whose request is to be taken: the next of the next client that `may`, each of which is asked once.
     #[inline]
     pub fn next(&mut self, may: impl Fn(u32) -> bool) -> Option<u32> {
         for _ in 0..=self.waiting.len() {
             let client = *self.waiting.front()?;
             let rings = &mut self.clients[client as usize];
-            if !self.had && may(client) {
-                self.had = true;
+            rings.rotate_left(usize::from(std::mem::take(&mut self.had_ring)));
+            let weight = self.weights.get(client as usize).copied().unwrap_or(1);
+            if self.had < weight && may(client) {
+                self.had += 1;
+                self.had_ring = true;
                 return rings.front().copied();
             }
-            rings.rotate_left(usize::from(self.had));
             self.end_turn();
         }
         None
@@ -64,26 +81,25 @@ impl RingScheduler {
     pub fn sleep(&mut self, ring: u32) {
         let Some(client) = self.rings.get_mut(ring as usize).and_then(Option::take) else { return };
         let (rings, is_first) = (&mut self.clients[client as usize], self.waiting.front() == Some(&client));
-        let had = is_first && self.had && rings.front() == Some(&ring);
         if rings.front() == Some(&ring) {
             rings.pop_front();
+            self.had_ring &= !is_first;
         } else {
             rings.retain(|&other| other != ring);
         }
         match (rings.is_empty(), is_first) {
             (true, true) => {
                 self.waiting.pop_front();
-                self.had = false;
+                self.had = 0;
             }
             (true, false) => self.waiting.retain(|&other| other != client),
-            (false, _) if had => self.end_turn(),
             (false, _) => {}
         }
     }
 
     fn end_turn(&mut self) {
         self.waiting.rotate_left(1);
-        self.had = false;
+        self.had = 0;
     }
 }
 
@@ -109,6 +125,23 @@ mod tests {
         assert_eq!([scheduler.next(|_| true), scheduler.next(|_| true)], [Some(5); 2]);
         scheduler.sleep(5);
         assert!(scheduler.is_empty() && scheduler.next(|_| true).is_none());
+    }
+
+    #[test]
+    fn who_has_more_weight_has_more_in_a_turn() {
+        let mut scheduler = RingScheduler::default();
+        scheduler.set_weight(1, 3);
+        scheduler.set_weight(2, 0);
+        [(1, 5), (2, 7), (1, 9)].into_iter().for_each(|(client, ring)| scheduler.wake(client, ring));
+        let turns: Vec<_> = (0..9).filter_map(|_| scheduler.next(|_| true)).collect();
+        assert_eq!(turns, [5, 9, 5, 7, 9, 5, 9, 7, 5]);
+        scheduler.sleep(5);
+        let turns: Vec<_> = (0..4).filter_map(|_| scheduler.next(|_| true)).collect();
+        assert_eq!(turns, [9, 9, 7, 9], "its turn goes on with the other one");
+        assert_eq!(scheduler.next(|client| client != 1), Some(7), "a turn that may not go on is over");
+        scheduler.set_weight(1, 1);
+        let turns: Vec<_> = (0..4).filter_map(|_| scheduler.next(|_| true)).collect();
+        assert_eq!(turns, [9, 7, 9, 7]);
     }
 
     #[test]

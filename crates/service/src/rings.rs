@@ -169,6 +169,11 @@ impl Rings {
         &self.signals
     }
 
+    /// As many requests of a client are taken in a turn from now on.
+    pub fn set_weight(&mut self, client: u32, weight: u32) {
+        self.scheduler.set_weight(client, weight);
+    }
+
     /// A client, by its [number](Shares::client_of), has a pair of rings from now on. Returns the pair's number, which
     /// its signals have.
     pub fn open(&mut self, client: u32, mut pair: RingPair) -> Result<u32, TooManyRings> {

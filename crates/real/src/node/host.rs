@@ -2,6 +2,7 @@
 
 mod placed;
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -79,6 +80,8 @@ pub(super) struct Host {
     figures_at: u64,
     /// The largest path MTU that it takes, whatever its links carry.
     mtu: Option<u32>,
+    /// Of clients that have more than others.
+    weights: HashMap<IpAddr, u32>,
     probe_at: u64,
     stop: Arc<AtomicBool>,
     stopping_since: Option<u64>,
@@ -158,6 +161,7 @@ impl Host {
             figures: Arc::default(),
             figures_at: 0,
             mtu: config.mtu,
+            weights: config.weights.iter().copied().collect(),
             probe_at: 0,
             stop,
             stopping_since: None,
@@ -390,8 +394,12 @@ impl Host {
         }
         let now = guard.now();
         let (qpn, client) = self.peers.accept(guard.nic(), now, (conn, address, way))?;
-        guard.assign(qpn, client);
+        // A number may have been another client's.
+        let weight = self.weights.get(&address).copied().unwrap_or(1);
+        guard.assign(qpn, client, weight);
         self.calls.assign(qpn, client);
+        self.ingress.rings.host.set_weight(client, weight);
+        self.kernels.set_weight(client, weight);
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).came(qpn);
         self.notes.push(Note::Came(qpn, client));
         Ok(())
