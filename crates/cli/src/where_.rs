@@ -13,7 +13,8 @@ use remora_study::format::{rate, time, wrap};
 
 use remora_study::where_::rack::RACK_TEMPLATES;
 use remora_study::where_::{
-    self, Answer, Candidate, Clients, Goal, Operation, OperationError, WhereOptions, curves, decide_until, draw, rank,
+    self, Answer, Candidate, Clients, Goal, Operation, OperationError, WhereOptions, curves, decide_until, draw, notes,
+    rank,
 };
 
 use crate::args::one_of;
@@ -225,7 +226,11 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         let Some(answer) = decide_until(platform, &operation, &options, &|| display.stopped()) else {
             return Err(Failure::Usage(format!("{} has no placement", platform.name)));
         };
-        let _ = writeln!(text, "{}", show(args, platform, &operation, &answer, start.elapsed().as_secs_f64()));
+        let _ = writeln!(
+            text,
+            "{}",
+            show(args, (platform, &operation), (&answer, &options), start.elapsed().as_secs_f64())
+        );
         let curves = if args.load { curves(platform, &operation, &answer.ranking, &options) } else { Vec::new() };
         if args.load {
             text += &draw(&curves);
@@ -295,13 +300,21 @@ fn csv_lines(operation: &str, platform: &str, answer: &Answer) -> String {
     out
 }
 
-fn show(args: &Where, platform: &Platform, operation: &Operation, answer: &Answer, seconds: f64) -> String {
+fn show(
+    args: &Where,
+    (platform, operation): (&Platform, &Operation),
+    (answer, options): (&Answer, &WhereOptions),
+    seconds: f64,
+) -> String {
     let mut out = String::new();
     wrap(&mut out, 0, "", &format!("{} on {} ({})", operation.title, platform.name, platform.title));
     wrap(&mut out, 0, "", &answer.line);
     out.push('\n');
     candidates(&mut out, answer);
     simulations(&mut out, answer);
+    for note in notes(operation, options.goal, answer) {
+        wrap(&mut out, 0, "", &note);
+    }
     if let [best, ..] = &answer.ranking[..] {
         let parts: Vec<_> = best.parts.iter().map(|(what, ns)| format!("{what} {}", time(*ns))).collect();
         out.push('\n');
@@ -445,7 +458,7 @@ fn simulations(out: &mut String, answer: &Answer) {
     for run in &answer.world {
         let joule = run.joules_per_op.map_or(String::new(), |joules| format!(", {} ops/J", rate(1.0 / joules)));
         let text = format!(
-            "engine and kernel in modelled time: {} p50 {}, p99 {}{}, {} ops/s{joule}, busiest {}",
+            "engine in modelled time: {} p50 {}, p99 {}{}, {} ops/s{joule}, busiest {}",
             run.place,
             time(run.p50_ns as f64),
             time(run.p99_ns as f64),

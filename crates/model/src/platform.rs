@@ -255,8 +255,18 @@ impl Platform {
             true => _ = params.section("nic.pipeline").cycles("kernel_cycles")?,
             false => params.nothing_at("nic.pipeline.kernel_cycles", "no kernel runs on the NIC's data path")?,
         }
+        if placements.accel.is_none() {
+            params.nothing_at("accel", "no placement is an accelerator")?;
+        }
         if !logic && placements.accel.is_none() {
             params.nothing_at("module.logic", "no kernel runs in logic")?;
+        }
+        if placements.nic != Some(NicDevice::Cores) {
+            params.nothing_at("nic.cores", "no kernel runs on cores of the NIC")?;
+        }
+        if placements.nic == Some(NicDevice::Software) {
+            let why = "a software NIC is measured with all that";
+            ["host.jitter", "host.sockets", "nic.state"].into_iter().try_for_each(|at| params.nothing_at(at, why))?;
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ pub fn compare_on(
     trace: Option<Trace>,
     watch: &dyn Watch,
 ) -> Result<(OnPlatform, Option<OnCut>), OnError> {
-    let spec = PairSpec::new(platform, 0, plan.seed).map_err(ModelError::from)?;
+    let spec = PairSpec::new(platform, 0, plan.seed).map_err(ModelError::from)?.disturbed(platform, plan.seed);
     let mut model = Modelled::new(&spec, Placement::Nic)?;
     let store = Store::load(&mut model, plan, records, trace, watch)?;
     let (cells, all) = (store.cells(), world::placements(platform));

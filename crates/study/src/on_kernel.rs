@@ -78,7 +78,7 @@ pub fn kernel_on<K: Kernel + Clone + 'static>(
     seed: u64,
     progress: &dyn Fn(&str) -> bool,
 ) -> Result<MeasuredRows<KernelRow, KernelError>, KernelError> {
-    let spec = PairSpec::new(platform, 0, seed).map_err(ModelError::from)?;
+    let spec = PairSpec::new(platform, 0, seed).map_err(ModelError::from)?.disturbed(platform, seed);
     let lacks = |section| KernelError::Instruction { platform: platform.name.clone(), section };
     let modelled = MeasuredRows::by(placements.len(), |rows: &mut Vec<KernelRow>| {
         for &placement in placements {

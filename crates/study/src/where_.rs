@@ -5,6 +5,7 @@ mod audit;
 mod curve;
 mod flips;
 mod hardware;
+mod kernel;
 mod operation;
 mod path;
 pub mod rack;
@@ -61,7 +62,8 @@ impl Goal {
 pub enum DecidedBy {
     /// The analytical screen alone.
     Screen,
-    /// Runs of the real engine and kernel in the modelled world, of every placement that lies close.
+    /// Runs of the real engine in the modelled world, of every placement that lies close, or that may be the best at other values of
+    /// what is open.
     Engine,
 }
 
@@ -120,7 +122,7 @@ impl WhereOptions {
         (close, runs): (&[Placement], &[WorldRun]),
     ) -> Option<Self> {
         let mut corrected = self;
-        if !world::is_whole(operation) {
+        if !world::is_whole(&world::loaded(operation, self.goal)) {
             return None;
         }
         for place in close {
@@ -152,7 +154,7 @@ pub struct Answer {
     pub flips: Vec<Flip>,
     /// Simulations of the placements that lie close, in the ranking's order.
     pub simulated: Vec<Simulated>,
-    /// Runs in the modelled world, with the real engine and the real kernel, if the operation is a chain of reads.
+    /// Runs in the modelled world, with the real engine, if there is a way to run the operation there.
     pub world: Vec<WorldRun>,
     /// The answer in a sentence.
     pub line: String,
@@ -174,8 +176,8 @@ pub fn missing(platform: &Platform, operation: &Operation, goal: Goal) -> Option
 }
 
 /// What a reader of an answer must know of its figures, a sentence each.
-pub fn notes(operation: &Operation, answer: &Answer) -> Vec<String> {
-    let mut notes = vec!["* by the screen, without interrupts".to_string()];
+pub fn notes(operation: &Operation, goal: Goal, answer: &Answer) -> Vec<String> {
+    let mut notes = Vec::new();
     let (loss, engine) = (operation.clients.loss, !answer.world.is_empty());
     if loss > 0.0 {
         notes.push(match engine {
@@ -183,10 +185,14 @@ pub fn notes(operation: &Operation, answer: &Answer) -> Vec<String> {
             false => "warning: lost packets are left out, as the engine does not run this operation".into(),
         });
     }
-    if let (Load::Closed(under_way), most, true) = (operation.load, world::most(&operation.clients), engine)
-        && under_way > most
-    {
-        notes.push(format!("the engine runs with {most} of {under_way} under way"));
+    let most = world::most(&operation.clients);
+    match operation.load {
+        _ if !engine => {}
+        _ if goal == Goal::Rate => notes.push(format!("the engine runs with {most} under way, for the rate")),
+        Load::Closed(under_way) if under_way > most => {
+            notes.push(format!("the engine runs with {most} of {under_way} under way"));
+        }
+        _ => {}
     }
     notes
 }
@@ -208,9 +214,12 @@ pub fn decide_until(
     let least = goal.cost(ranking.first()?);
     // The screen knows nothing of lost packets: with them the engine has to say how far places lie apart. Of a load that a
     // place does not carry it would say how long one looked.
+    let open = uncertain::sample(platform, operation, &ranking, options);
+    let is_open = |place| open.certainty < CERTAIN && open.winners.contains(&place);
     let close = |candidate: &&Candidate| {
         let cost = goal.cost(candidate);
-        options.simulated > 0 && cost.is_finite() && (operation.clients.loss > 0.0 || cost <= CLOSE * least)
+        let is_close = operation.clients.loss > 0.0 || cost <= CLOSE * least || is_open(candidate.place);
+        options.simulated > 0 && cost.is_finite() && is_close
     };
     let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();
     let simulated = close.iter().take_while(|_| !stop()).filter_map(|&place| {
@@ -220,7 +229,8 @@ pub fn decide_until(
     let simulated = simulated.collect();
     // A placement that the world cannot run is one that it says nothing of.
     let count = u64::from(options.simulated / 10).max(1);
-    let run = |&place: &Placement| world::run(platform, operation, place, (count, options.seed))?.ok();
+    let asked = world::loaded(operation, goal);
+    let run = |&place: &Placement| world::run(platform, &asked, place, (count, options.seed))?.ok();
     let world: Vec<WorldRun> = close.iter().take_while(|_| !stop()).filter_map(run).collect();
     // Where every place that lies close was run, the engine's word counts, and the screen says only what moves it.
     let corrected = options.corrected(operation, &ranking, (&close, &world)).filter(|_| close.len() > 1);
@@ -233,18 +243,19 @@ pub fn decide_until(
     let places: Vec<Placement> = ranking.iter().map(|candidate| candidate.place).collect();
     let engine = |platform: &Platform, operation: &Operation| {
         let run = |&place: &Placement| {
-            let cost = world::run(platform, operation, place, (count, options.seed))?.ok()?.cost(goal)?;
+            let asked = world::loaded(operation, goal);
+            let cost = world::run(platform, &asked, place, (count, options.seed))?.ok()?.cost(goal)?;
             Some((place, cost))
         };
         if stop() { None } else { places.iter().map(run).collect() }
     };
     // Flips are held against the engine wherever it has a word, though the screen has decided.
-    let asked = options.flips > 0 && options.simulated > 0 && world::runs(platform, operation);
-    let engine: Option<&flips::Engine<'_>> = if asked { Some(&engine) } else { None };
+    let confirms = options.flips > 0 && options.simulated > 0 && world::runs(platform, &asked);
+    let engine: Option<&flips::Engine<'_>> = if confirms { Some(&engine) } else { None };
     // Where no place carries the load, none is the best until another is.
     let carried = ranking.first().is_some_and(|best| options.cost(best).is_finite());
     let flips = if carried { flips::find(platform, operation, &ranking, options, engine) } else { Vec::new() };
-    let Open { intervals, certainty, contributions } = open;
+    let Open { intervals, certainty, contributions, .. } = open;
     let mut answer = Answer {
         decided: certainty >= CERTAIN,
         by,

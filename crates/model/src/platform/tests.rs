@@ -151,6 +151,16 @@ fn what_drives_nothing_is_refused() {
 }
 
 #[test]
+fn what_no_placement_uses_is_refused() {
+    for (placement, section) in [("accel = \"coherent\"\n", "accel."), ("nic = \"cores\"\n", "nic.cores.")] {
+        let text = Platform::built_in_text("rambda").unwrap();
+        assert!(text.contains(placement));
+        let message = error(&text.replacen(placement, "", 1));
+        assert!(message.contains(&format!(", {section}")) && message.contains("nothing"), "{message}");
+    }
+}
+
+#[test]
 fn parts_are_written_once_and_mistakes_in_them_name_the_part() {
     // A BlueField-2 is the same card in all platforms that have one.
     let [one, other] = ["bluefield2", "rambda"].map(|name| Platform::load(name).unwrap());

@@ -47,6 +47,8 @@ pub struct Board {
     devices: Vec<Option<Reached>>,
     /// The way to data in the other socket's memory, if they are there.
     far: Option<SocketLink>,
+    /// When each line that cores change by atomic operations is free for the next.
+    changed: HashMap<u64, Ps>,
     /// Phase of the polling loop, as a part of 2^64.
     looks: u64,
     threads: Option<Threads>,
@@ -105,6 +107,7 @@ impl Board {
             nics: (0..spec.nics()).map(nic).collect(),
             devices: Vec::new(),
             far: spec.far.as_ref().map(SocketLink::new),
+            changed: HashMap::new(),
             looks: 0,
             threads: spec.threads.as_ref().map(|threads| Threads {
                 caches: Hierarchy::new(threads),
@@ -254,6 +257,27 @@ impl Board {
                 _ => caches.access_all(*current, at, va, bytes, access),
             };
         }
+        if kind == Reach::Atomic {
+            let done = self.change_line(at, va);
+            return (done, done);
+        }
+        self.load_lines(at, va, bytes, access)
+    }
+
+    /// A core changes a word: its line is that core's alone until it is done. Who waits for it gets it from another core, which
+    /// takes about as long as from memory.
+    fn change_line(&mut self, at: Ps, va: u64) -> Ps {
+        let line = va / LINE;
+        let free = self.changed.get(&line).copied().unwrap_or(Ps::ZERO);
+        let (_, mut done) = self.load_lines(at.max(free), va, WORD, CacheAccess::Store);
+        if free > at && self.spec.core.cores > 1 {
+            done = done.max(free + Ps(self.spec.dram.latency));
+        }
+        self.changed.insert(line, done);
+        done
+    }
+
+    fn load_lines(&mut self, at: Ps, va: u64, bytes: u64, access: CacheAccess) -> (Ps, Ps) {
         let (mut first, mut last) = (None, at);
         for line in self.cache.lines(va, bytes) {
             let found = match self.spec.state {

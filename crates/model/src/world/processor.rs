@@ -83,6 +83,11 @@ pub trait Processor {
     /// An access of a kernel: when the first and the last line are there.
     fn reach(&mut self, board: &mut Board, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps);
 
+    /// When a kernel that made an access at `at` can make the next one, beside it.
+    fn issued(&self, at: Ps) -> Ps {
+        at
+    }
+
     /// How busy what it has for itself was over `span`.
     fn usage(&self, span: Ps, all: &mut Vec<Usage>);
 

@@ -142,7 +142,10 @@ impl SiteMemory {
     fn reach(&self, va: u64, len: usize, kind: Reach) -> (Ps, Ps) {
         let hardware = &mut *self.site.hardware.borrow_mut();
         let (processor, board) = hardware.processor(self.site.processor);
-        processor.reach(board, self.site.at.get(), va, len as u64, kind)
+        let at = self.site.at.get();
+        let reached = processor.reach(board, at, va, len as u64, kind);
+        self.site.at.set(processor.issued(at));
+        reached
     }
 
     async fn atomic(&self, key: u32, va: u64, f: impl Fn(&Region) -> Result<u64, AccessError>) -> Result<u64, Fault> {

@@ -198,6 +198,8 @@ pub struct Work {
     pub core_instruction: Option<f64>,
     /// Cycles of logic, in a NIC's data path or on an accelerator, for a counted instruction.
     pub logic_instruction: Option<f64>,
+    /// A data path computes in stages: while it does, the next call has its turn. Else it has one unit, which a call holds.
+    pub staged: bool,
 }
 
 impl Work {
@@ -208,6 +210,7 @@ impl Work {
             hyperloglog: platform.stream.as_ref().map(|stream| stream.hyperloglog),
             core_instruction: platform.module_core.as_ref().map(|module| module.instruction),
             logic_instruction: platform.module_logic.as_ref().map(|module| module.instruction),
+            staged: false,
         }
     }
 
@@ -262,6 +265,13 @@ impl PairSpec {
         let (switch, rpc_place) = (platform.switch.clone(), Placement::Nic);
         let (clients, client_skew, queue_pairs, loss) = (1, 0.0, 1, 0.0);
         Ok(Self { client, node, clients, client_skew, queue_pairs, loss, switch, mtu, seed, rpc_place })
+    }
+
+    /// Interrupts and the scheduler take cores away at both ends, as far as the platform says how often.
+    pub fn disturbed(mut self, platform: &Platform, seed: u64) -> Self {
+        self.client = self.client.disturbed(platform, seed);
+        self.node = self.node.disturbed(platform, seed ^ 1);
+        self
     }
 
     /// The part of the calls of each client, the largest first.

@@ -18,6 +18,9 @@ const CALLS: u64 = 200;
 const CALLS_EACH: u64 = 16;
 /// Points of the Latin hypercube of each answer.
 const POINTS: usize = 64;
+/// The engine by which an answer is judged has other seeds than the one that may have given it, and so many times the calls.
+const JUDGE: u64 = 0x5eed;
+const JUDGED: u64 = 2;
 /// "Level" is wrong where the engine has this factor between the two.
 const APART: f64 = 1.1;
 /// Of every so many operations the nearest flip point is asked for.
@@ -234,26 +237,51 @@ impl Point for Tried<'_> {
     }
 }
 
-/// A chain of reads: what the engine can run.
+/// An operation that the engine can run: half of them chains of reads, the others of all kinds.
 fn random(platform: &Platform, rng: &mut ChaCha8Rng) -> (Who, Operation) {
     // Between two powers of two, all powers alike.
     let mut power = |low: u64, high: u64| (1u64 << (low + below(rng, high - low + 1))) as f64;
     let (elements, value, state, under_way) = (power(0, 4), power(6, 12), power(20, 33), power(0, 8) as u32);
     let (machines, threads, lost) = (power(1, 4) as u32, power(0, 2) as u32, power(0, 6));
     let connections = power(0, 17) as u64;
+    let (node, cycles, per_cycle, rows, word) = (power(6, 12), power(4, 11), power(0, 5), power(2, 6), power(6, 20));
     let one = under_way.min(world::most(&Clients::default()));
     let access = |count, bytes| Access { count, bytes, kind: Kind::Read, dependent: true };
+    let what = below(rng, 8);
+    let (accesses, request, reply, state, what) = match what {
+        0 => {
+            let rows = Access { dependent: false, ..access(rows, value.min(1024.0)) };
+            (vec![rows], 36.0, value.min(1024.0), state, format!("{} rows of {} B at once", rows.count, rows.bytes))
+        }
+        1 => (vec![access(elements, node)], 36.0, 64.0, state, format!("{elements} nodes of {node} B")),
+        2 => {
+            let add = Access { kind: Kind::Atomic, ..access(1.0, 8.0) };
+            (vec![add], 36.0, 8.0, word, "an atomic operation".into())
+        }
+        3 => {
+            let (find, put) = (access(elements.min(4.0), 64.0), value.min(2048.0));
+            let put = Access { kind: Kind::Write, ..access(1.0, put) };
+            let what = format!("{} reads and a write of {} B", find.count, put.bytes);
+            (vec![find, put], 36.0 + put.bytes, 8.0, state, what)
+        }
+        _ => {
+            let chain = vec![access(elements, 64.0), access(1.0, value)];
+            (chain, 36.0, value, state, format!("{elements} elements, {value} B"))
+        }
+    };
+    let computes = below(rng, 2) == 0;
+    let skew = if below(rng, 4) == 0 { below(rng, 1200) as f64 / 1000.0 } else { 0.0 };
     let mut operation = Operation {
         title: String::new(),
-        accesses: vec![access(elements, 64.0), access(1.0, value)],
-        request: 36.0,
-        reply: value,
+        item: accesses.iter().map(|access| access.bytes).fold(64.0, f64::max),
+        accesses,
+        request,
+        reply,
         uneven: false,
-        cycles: 0.0,
-        pipeline_cycles: 0.0,
+        cycles: if computes { cycles } else { 0.0 },
+        pipeline_cycles: if computes { cycles / per_cycle } else { 0.0 },
         state,
-        item: 64.0,
-        skew: 0.0,
+        skew,
         writes: 0.0,
         memory: Memory::Host,
         load: Load::Closed(one),
@@ -288,7 +316,9 @@ fn random(platform: &Platform, rng: &mut ChaCha8Rng) -> (Who, Operation) {
             Who::Lossy
         }
     };
-    operation.title = format!("{elements} elements, {value} B, over {state} B, {load}");
+    let computes = if computes { format!(" and {cycles} cycles") } else { String::new() };
+    let skewed = if skew > 0.0 { format!(" by {skew:.2}") } else { String::new() };
+    operation.title = format!("{what}{computes}, over {state} B{skewed}, {load}");
     (kind, operation)
 }
 
@@ -406,7 +436,8 @@ fn calls(operation: &Operation) -> u64 {
 }
 
 fn engine(platform: &Platform, operation: &Operation, seed: u64) -> Vec<WorldRun> {
-    let run = |place: Placement| world::run(platform, operation, place, (calls(operation), seed))?.ok();
+    let calls = JUDGED * calls(operation);
+    let run = |place: Placement| world::run(platform, operation, place, (calls, seed ^ JUDGE))?.ok();
     remora_model::world::placements(platform).into_iter().filter_map(run).collect()
 }
 
@@ -452,7 +483,7 @@ impl Audit {
 
     /// In lines.
     pub fn table(&self) -> String {
-        let mut out = format!("{} random chains of reads, `where` beside the engine:\n\n", self.operations);
+        let mut out = format!("{} random operations, `where` beside the engine:\n\n", self.operations);
         let tally = |what: &str, tally: Tally, goal: &str| {
             let (count, part) = (format!("{} of {}", tally.right, tally.of), tally.part() * 100.0);
             format!("{what:<42} {count:>12} {part:>6.1} %  {goal}").trim_end().to_string() + "\n"

@@ -136,6 +136,8 @@ pub struct Visit {
     pub hit: f64,
     /// How probable the whole visit is.
     pub chance: f64,
+    /// It follows another of its kind closely, beside all that do.
+    pub wake: bool,
     /// What it is, for the list of parts.
     pub what: &'static str,
 }
@@ -262,6 +264,7 @@ impl Path {
                 saved: 0.0,
                 hit: 0.0,
                 chance: 1.0,
+                wake: false,
                 what,
             });
         }
@@ -287,21 +290,45 @@ impl Path {
 
     /// The part of [`Path::alone`] of what came since `from`.
     pub fn time(&self, from: usize) -> f64 {
-        self.visits[from..].iter().map(Visit::mean).sum()
+        self.times(from, Visit::mean).map(|(_, ns)| ns).sum()
     }
 
     /// Mean time of an operation that has everything for itself when no cache hits.
     pub fn alone_missing(&self) -> f64 {
-        self.visits.iter().map(|visit| visit.chance * visit.missing()).sum()
+        self.times(0, |visit| visit.chance * visit.missing()).map(|(_, ns)| ns).sum()
+    }
+
+    /// Times that follow each other, and of what they are: a visit's own; of those in the wake of others, which go on beside each
+    /// other, that of the station that has most to do.
+    fn times(&self, from: usize, own: fn(&Visit) -> f64) -> impl Iterator<Item = (&'static str, f64)> {
+        let together = self.visits[from..].chunk_by(|one, other| one.wake && other.wake);
+        together.map(move |visits| match visits {
+            [first, ..] if first.wake => {
+                let mut all: [(&'static str, f64); Station::COUNT] = [("", 0.0); _];
+                for visit in visits {
+                    if let (Some(station), Until::Served | Until::Turn) = (visit.station, visit.waits) {
+                        let (what, sum) = &mut all[station as usize];
+                        *what = visit.what;
+                        // A call is one core's at a time.
+                        let alone = matches!(station, Station::ClientCores | Station::NicCores | Station::HostCores);
+                        let servers = if alone { 1.0 } else { self.servers[station as usize] };
+                        *sum += visit.chance * visit.held() * visit.servers / servers;
+                    }
+                }
+                all.into_iter().max_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or_default()
+            }
+            [visit, ..] => (visit.what, own(visit)),
+            [] => Default::default(),
+        })
     }
 
     /// The parts of [`Path::alone`] by name, in the order of their first stop.
     pub fn parts(&self) -> Vec<(&'static str, f64)> {
         let mut parts: Vec<(&'static str, f64)> = Vec::new();
-        for visit in &self.visits {
-            match parts.iter_mut().find(|(what, _)| *what == visit.what) {
-                Some((_, sum)) => *sum += visit.mean(),
-                None => parts.push((visit.what, visit.mean())),
+        for (what, ns) in self.times(0, Visit::mean) {
+            match parts.iter_mut().find(|(known, _)| *known == what) {
+                Some((_, sum)) => *sum += ns,
+                None => parts.push((what, ns)),
             }
         }
         parts
@@ -311,16 +338,16 @@ impl Path {
 impl Visit {
     /// Makes it one that follows another of its kind closely: it holds its station, but a latency passes with the first.
     pub fn in_wake(&mut self) {
-        // What is held for a whole round trip is held beside others; what comes in order through a station is waited for.
-        let beside = matches!(
+        self.wake = true;
+        // What is held for a whole round trip has its latency in that.
+        let whole = matches!(
             self.station,
             Some(Station::ClientTags | Station::PcieTags | Station::AccelInFlight | Station::HostMisses) | None
         );
-        if beside && self.waits == Until::Served {
-            self.waits = Until::Nothing;
+        if whole || self.waits != Until::Served {
+            self.saved = 0.0;
         }
         self.after = 0.0;
-        self.saved = if self.waits == Until::Served { self.saved } else { 0.0 };
     }
 
     /// Mean time that each server is held.

@@ -29,11 +29,12 @@ pub struct Simulated {
 /// The most events of one simulation: operations with very many accesses get fewer turns.
 const MOST_EVENTS: u64 = 4_000_000;
 
-/// An operation under way: when it began and which visit is next.
+/// An operation under way: when it began, which visit is next, and until when those last that go on beside others.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     since: Ps,
     visit: u32,
+    until: Ps,
 }
 
 /// Runs `operations` operations, a sixth of them as a warm-up. The same seed gives the same result. None if none ends after
@@ -45,7 +46,7 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
     let operations = u64::from(operations).min(most.max(200));
     let mut queue: WheelQueue<Turn> = WheelQueue::new();
     let mut arrivals = 0;
-    let begin = |at: Ps| Turn { since: at, visit: 0 };
+    let begin = |at: Ps| Turn { since: at, visit: 0, until: at };
     match load {
         Load::Closed(under_way) => {
             for n in 0..u64::from(under_way) {
@@ -71,7 +72,12 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
                 queue.push(next, begin(next));
             }
         }
-        let Some(visit) = path.visits.get(turn.visit as usize) else {
+        let visit = path.visits.get(turn.visit as usize);
+        if turn.until > at && visit.is_none_or(|visit| !visit.wake) {
+            queue.push(turn.until, turn);
+            continue;
+        }
+        let Some(visit) = visit else {
             done += 1;
             if done <= warm {
                 warmed_at = at;
@@ -88,7 +94,10 @@ pub fn run(place: Placement, path: &Path, load: Load, operations: u32, seed: u64
         };
         held_more += held_by(visit) - 1;
         let next = step((visit, path.merging.ahead), at, &mut servers, &mut rng);
-        queue.push(next, Turn { visit: turn.visit + 1, ..turn });
+        match visit.wake {
+            true => queue.push(at, Turn { visit: turn.visit + 1, until: turn.until.max(next), ..turn }),
+            false => queue.push(next, Turn { visit: turn.visit + 1, ..turn }),
+        }
     }
     times.sort_unstable_by(f64::total_cmp);
     let last = *times.last()?;
@@ -120,6 +129,8 @@ fn step((visit, ahead): (&Visit, f64), at: Ps, servers: &mut [Server], rng: &mut
     };
     let goes_on = match visit.waits {
         Until::Served => end,
+        // The last of those beside each other is waited for.
+        Until::Turn if visit.wake => end,
         Until::Turn => start,
         Until::Nothing | Until::Merged => at,
     };

@@ -219,7 +219,7 @@ fn the_modelled_world_agrees_with_the_screen() {
     // Two models that share nothing but the platform's values.
     let (strom, operation) = (strom(), operation(5.0, 64.0));
     for candidate in rank(&strom, &operation, &WhereOptions::default()) {
-        let run = world::run(&strom, &operation, candidate.place, (50, 1)).expect("a chain of reads").unwrap();
+        let run = world::run(&strom, &operation, candidate.place, (50, 1)).expect("it runs").unwrap();
         let ratio = run.p50_ns as f64 / candidate.p50_ns;
         assert!((0.75..1.3).contains(&ratio), "{run:?} against {candidate:?}");
     }
@@ -229,7 +229,7 @@ fn the_modelled_world_agrees_with_the_screen() {
         let operation = Operation { load: Load::Closed(64), ..operation.clone() };
         let ranking = rank(&platform, &operation, &WhereOptions::default());
         let best = &ranking[0];
-        let run = world::run(&platform, &operation, best.place, (500, 1)).expect("a chain of reads").unwrap();
+        let run = world::run(&platform, &operation, best.place, (500, 1)).expect("it runs").unwrap();
         let ratio = run.p50_ns as f64 / best.p50_ns;
         assert!((0.75..1.3).contains(&ratio), "{name}: {run:?} against {best:?}");
     }
@@ -272,7 +272,7 @@ fn a_comparison_on_a_platform_gives_the_same_answer() {
             let elements = row.parameter.expect("lists have a length") as f64;
             let answer = |under_way| {
                 let operation = Operation { load: Load::Closed(under_way), ..operation(elements + 1.0, 64.0) };
-                world::run(&platform, &operation, row.placement, (2_000, 1)).expect("a chain of reads").unwrap()
+                world::run(&platform, &operation, row.placement, (2_000, 1)).expect("it runs").unwrap()
             };
             let (one, many) = (answer(1), answer(64));
             let off = [
@@ -315,7 +315,7 @@ fn the_screen_and_the_engine_count_the_same_joules() {
         let operation = Operation { load: Load::Closed(under_way), ..operation(5.0, 64.0) };
         let ranking = rank(&platform, &operation, &WhereOptions::default());
         let screen = ranking.iter().find(|candidate| candidate.place == place).unwrap().ops_per_joule.unwrap();
-        let run = world::run(&platform, &operation, place, (2_000, 1)).expect("a chain of reads").unwrap();
+        let run = world::run(&platform, &operation, place, (2_000, 1)).expect("it runs").unwrap();
         let ratio = run.joules_per_op.unwrap() * screen;
         assert!((ratio - 1.0).abs() < 0.1, "{place}, {under_way} under way: {ratio} of the screen's");
     }
@@ -337,12 +337,12 @@ fn what_wires_carry_is_what_the_engine_has_them_carry() {
             let ranking = rank(&platform, &operation, &WhereOptions::default());
             let screen = ranking.iter().find(|candidate| candidate.place == place).unwrap();
             let count = 30 * u64::from(under_way);
-            let run = world::run(&platform, &operation, place, (count, 1)).expect("a chain of reads").unwrap();
+            let run = world::run(&platform, &operation, place, (count, 1)).expect("it runs").unwrap();
             let what = format!("{name} {place}, {machines} x {threads}, {under_way} under way");
             let off = [screen.p50_ns / run.p50_ns as f64 - 1.0, screen.ops_per_s / run.ops_per_s - 1.0];
             assert!(off.iter().all(|off| off.abs() < 0.15), "{what}: {off:?} of {run:?}");
             let most = screen.saturation_per_s / run.ops_per_s;
-            assert!(most > 0.93 && (under_way < 256 || most < 1.15), "{what}: {most} of {run:?}");
+            assert!(most > 0.9 && (under_way < 256 || most < 1.15), "{what}: {most} of {run:?}");
         }
     }
 }
@@ -354,7 +354,7 @@ fn an_answer_says_what_its_figures_leave_out() {
     let options = WhereOptions { simulated: 200, points: 1, flips: 1, ..WhereOptions::default() };
     let said = |operation: &Operation| {
         let answer = decide(&platform, operation, &options).unwrap();
-        let notes = notes(operation, &answer).join("\n");
+        let notes = notes(operation, Goal::Latency, &answer).join("\n");
         (answer, notes)
     };
     let whole = operation(2.0, 64.0);
@@ -362,14 +362,14 @@ fn an_answer_says_what_its_figures_leave_out() {
     let (answer, lossy) = said(&Operation { clients, load: Load::Closed(8), ..whole.clone() });
     assert_eq!((answer.by, answer.world.len()), (DecidedBy::Engine, answer.ranking.len()));
     assert!(lossy.contains("the table is without lost packets"), "{lossy}");
-    let (_, computes) = said(&Operation { clients, cycles: 9.0, ..whole.clone() });
-    assert!(computes.contains("warning: lost packets are left out"), "{computes}");
+    let (_, long) = said(&Operation { clients, ..operation(600.0, 64.0) });
+    assert!(long.contains("warning: lost packets are left out"), "{long}");
     let (_, many) = said(&Operation { load: Load::Closed(512), ..whole.clone() });
     assert!(many.contains("with 128 of 512 under way") && !many.contains("lost"), "{many}");
     let (flooded, _) = said(&Operation { load: Load::Open(1e9), ..whole.clone() });
     assert!(flooded.line.contains("no place") && flooded.flips.is_empty(), "{flooded:?}");
     let (_, plain) = said(&whole);
-    assert_eq!(plain, "* by the screen, without interrupts");
+    assert_eq!(plain, "");
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub struct Open {
     pub intervals: Vec<Interval>,
     /// The part of points at which the first of the ranking is best or level.
     pub certainty: f64,
+    /// Who is best at one of them or more.
+    pub winners: Vec<Placement>,
     /// The strongest first; those that move nothing are left out.
     pub contributions: Vec<Contribution>,
 }
@@ -65,6 +67,7 @@ pub fn sample(platform: &Platform, operation: &Operation, ranking: &[Candidate],
         let Ok(other) = platform.with(&point) else { continue };
         let candidates = rank(&other, operation, options);
         tried += 1;
+        open.winners.extend(candidates.first().map(|best| best.place).filter(|best| !open.winners.contains(best)));
         let costs = |place| candidates.iter().find(|c| c.place == place).map(|c| options.cost(c));
         if let (Some(ours), Some(least)) = (costs(best.place), candidates.first().map(|c| options.cost(c))) {
             wins += u32::from(ours <= least * LEVEL);

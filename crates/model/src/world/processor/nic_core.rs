@@ -17,6 +17,8 @@ pub struct NicCore {
     switch: Ps,
     dispatch: Ps,
     issue: Ps,
+    /// When the core that made an access last had handed it over.
+    free: Ps,
 }
 
 impl NicCore {
@@ -28,6 +30,7 @@ impl NicCore {
             switch: Ps(host.switch),
             dispatch: Ps(card.dispatch),
             issue: Ps(card.issue),
+            free: Ps::ZERO,
         }
     }
 }
@@ -68,9 +71,15 @@ impl Processor for NicCore {
     /// The round trip of a read of host memory, whatever it does there; its bytes share PCIe with those of the NIC.
     fn reach(&mut self, board: &mut Board, at: Ps, va: u64, bytes: u64, kind: Reach) -> (Ps, Ps) {
         let at = board.beyond(at, va, bytes);
-        let (_, first) = self.cores.host_read(at);
+        let (free, first) = self.cores.host_read(at);
+        self.free = free;
         let way = if matches!(kind, Reach::Write | Reach::Stream) { Way::Up } else { Way::Down };
         board.carried(self.nic, way, first, bytes)
+    }
+
+    /// A kernel is one core's at a time.
+    fn issued(&self, at: Ps) -> Ps {
+        self.free.max(at)
     }
 
     fn usage(&self, span: Ps, all: &mut Vec<Usage>) {

@@ -45,7 +45,8 @@ impl Processor for Pipeline {
     }
 
     fn instructions(&mut self, board: &mut Board, at: Ps, count: u64) -> Ps {
-        self.bus.serve(at, board.logic_instructions(count, self.clock)).1
+        let time = board.logic_instructions(count, self.clock);
+        if board.spec.work.staged { at + time } else { self.bus.serve(at, time).1 }
     }
 
     /// The chunk is on the NIC already.
