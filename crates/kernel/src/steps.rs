@@ -636,6 +636,41 @@ mod tests {
         }
     }
 
+    /// Who is cut off between a split and telling the parent leaves a node that its parent does not know. Others tell it, as they
+    /// split that node or merge what is beside it.
+    #[test]
+    fn a_node_that_its_parent_does_not_know_is_known_when_it_is_split_or_merged_next() {
+        for (splits, deletes) in [(true, false), (false, true), (true, true)] {
+            let mut orphans = 0;
+            for turns in 0..40 {
+                // Leaves are full and their parent is not.
+                let (place, tree) = tree(&(0..13 * 4).map(|key| 10 * key).collect(), 100);
+                let mut runner = host_runner(place.registry.clone(), true, 1, Limits::default());
+                let mut call = place.call(op::TREE_PUT, &TreeParams::new(tree, 7, 7).encode(), 8);
+                call.tag = 9;
+                assert!(runner.start(call).is_ok());
+                (0..turns).any(|_| runner.poll(&mut |_, _| ()) > 0);
+                runner.cancel(9);
+                let memory = HostMemory::new(place.registry.clone(), place.pd, false, Limits::default());
+                let whole = || Tree::<_, u64>::new(&memory, tree).unwrap();
+                orphans += run_now(whole().audit()).unwrap().orphans;
+                if splits {
+                    for key in 0..130 {
+                        run_now(whole().put(&key, key, Put::Upsert, &mut Vec::new())).unwrap();
+                    }
+                }
+                if deletes {
+                    for key in 0..600 {
+                        let _ = run_now(whole().delete(&key, &mut Vec::new()));
+                    }
+                }
+                let audit = run_now(whole().audit()).unwrap();
+                assert_eq!((audit.lost, audit.orphans), (0, 0), "after {turns} turns");
+            }
+            assert!(orphans > 0);
+        }
+    }
+
     /// Nodes that lead to the right in a circle, above the levels that are asked for ahead.
     #[test]
     fn a_look_up_in_a_tree_that_goes_in_circles_gives_way_and_pays() {

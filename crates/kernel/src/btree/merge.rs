@@ -28,6 +28,13 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         // A node between the two that the parent has not heard of, or one that is no longer its child.
         let (next, low) = (K::next(l), K::low(r));
         let apart = l.right() != right_slot || next.as_ref() != Some(&low) || low != K::key(parent, at + 1);
+        if let (true, Some(next), true) = (apart, &next, l.right() != right_slot && l.level() == below)
+            && next.borrow() < low.borrow()
+        {
+            let (next, orphan) = (next.clone(), self.node_slot(l.right())?);
+            self.adopt(level, next.borrow(), orphan, copy).await?;
+            return Ok(());
+        }
         let apart = apart || l.is_away() != r.is_away();
         if apart || l.level() != below || r.level() != below || !K::fit_together(l, r) {
             return Ok(());

@@ -14,7 +14,7 @@
 //! a split may leave a node unused.
 //!
 //! **Splits** change a node and a new one together; the parent hears of it afterwards, and till then the pointer to the
-//! right leads on. **Merges** change two nodes and their parent together. Locks are taken from the top down and from the
+//! right leads on. If who split it was cut off before, the parent hears of it when the node is split or merged next. **Merges** change two nodes and their parent together. Locks are taken from the top down and from the
 //! left, those of a merge only if nobody has them, so that nobody waits in a circle.
 
 mod access;

@@ -90,6 +90,10 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
                     self.peek(self.va(log, RECORD + image * self.node_bytes()), copy).await?;
                     copy[..8].copy_from_slice(&head.0.to_le_bytes());
                     self.redo(slot, copy).await?;
+                    if NodeView(copy).level().is_none() {
+                        // A merge has freed it, which has not come to give it to who wants one.
+                        self.release(slot).await?;
+                    }
                     locks += 1;
                 }
             }

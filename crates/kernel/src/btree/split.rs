@@ -34,7 +34,13 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         let ranges = K::set_next(copy, Some(sep), right_slot);
         let changed = [Change { slot: right_slot, image: &right, ranges: &[] }, Change { slot, image: copy, ranges }];
         self.commit(&changed).await?;
-        self.adopt(level + 1, sep, right_slot, copy).await
+        let low = K::low(NodeView(copy));
+        let before = self.adopt(level + 1, sep, right_slot, copy).await?;
+        if before.is_some_and(|before| before != slot) {
+            // Whoever made the node that was split now was cut off before its parent had heard of it.
+            self.adopt(level + 1, low.borrow(), slot, copy).await?;
+        }
+        Ok(())
     }
 
     /// Splits the root, which stays where it is: both halves move.
@@ -80,16 +86,24 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         Ok(())
     }
 
-    /// Tells the level above of a node that a split has made, unless somebody else has, or the node is gone.
-    pub(super) async fn adopt(&self, level: u8, sep: &K, child: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
+    /// Tells the level above of a node that a split has made, unless somebody else has, or the node is gone. If it did, the slot
+    /// of the node that it knew in front of this one.
+    pub(super) async fn adopt(
+        &self,
+        level: u8,
+        sep: &K,
+        child: u32,
+        copy: &mut Vec<u8>,
+    ) -> Result<Option<u32>, Status> {
         for _ in 0..ROUNDS {
-            let Some(slot) = self.descend(sep, level, copy).await? else { return Ok(()) };
+            let Some(slot) = self.descend(sep, level, copy).await? else { return Ok(None) };
             let parent = NodeView(copy);
             let head = parent.head();
             let at = match K::search(parent, sep) {
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(None),
                 Err(at) => at,
             };
+            let before = at.checked_sub(1).map(|at| K::what(parent, at) as u32);
             if !K::fits(parent, sep) {
                 Box::pin(self.split(slot, at, copy)).await?;
                 continue;
@@ -98,7 +112,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
             self.load(child, &mut header).await?;
             let child_node = NodeView(&header);
             if child_node.level() != Some(level - 1) || K::low(child_node).borrow() != sep {
-                return Ok(());
+                return Ok(None);
             }
             let seen = child_node.head();
             if !self.lock(slot, head).await? {
@@ -114,7 +128,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
             let ranges = K::insert(copy, at, sep, child.into());
             self.commit(&[Change { slot, image: copy, ranges: &ranges }]).await?;
             self.forget(slot);
-            return Ok(());
+            return Ok(before);
         }
         Err(LOCKED)
     }
