@@ -58,6 +58,11 @@ impl<W> Combiner<W> {
         Some(who)
     }
 
+    /// Whether nobody waits.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.free.len() == self.under_way.len()
+    }
+
     /// Any of those who wait.
     pub fn anyone(&self) -> Option<&W> {
         let under_way = || self.under_way.iter().find_map(Option::as_ref);

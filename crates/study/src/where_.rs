@@ -212,13 +212,14 @@ pub fn decide_until(
     let goal = options.goal;
     let mut ranking = rank(platform, operation, options);
     let least = goal.cost(ranking.first()?);
-    // The screen knows nothing of lost packets: with them the engine has to say how far places lie apart. Of a load that a
-    // place does not carry it would say how long one looked.
+    // The screen knows nothing of lost packets, and of several clients what they are together: with them the engine has to say how
+    // far places lie apart. Of a load that a place does not carry it would say how long one looked.
+    let asks_all = operation.clients.loss > 0.0 || operation.clients.machines > 1;
     let open = uncertain::sample(platform, operation, &ranking, options);
     let is_open = |place| open.certainty < CERTAIN && open.winners.contains(&place);
     let close = |candidate: &&Candidate| {
         let cost = goal.cost(candidate);
-        let is_close = operation.clients.loss > 0.0 || cost <= CLOSE * least || is_open(candidate.place);
+        let is_close = asks_all || cost <= CLOSE * least || is_open(candidate.place);
         options.simulated > 0 && cost.is_finite() && is_close
     };
     let close: Vec<Placement> = ranking.iter().filter(close).map(|candidate| candidate.place).collect();

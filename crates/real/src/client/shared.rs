@@ -12,13 +12,18 @@ use super::Client;
 use crate::error::Error;
 use crate::rings::RingConfig;
 
+/// Answers to others that a thread waits for at most once it has its own. To hand the client over costs a sleep and a wake, as
+/// much as several calls, while somebody waits.
+const MORE: u32 = 64;
+/// Turns without an answer after which it waits for no others: theirs may take long.
+const IN_VAIN: u32 = 16;
 /// Looks that a thread takes before it sleeps until it has its answer, or is to drive the client for the others.
 const LOOKS: u32 = 100;
 
 /// A client for many threads at once, each of which makes calls one by one: all go by one pair of rings (Flock, SOSP 2021).
 ///
-/// Whoever finds nobody at work drives the client until he has his answer, and posts what all others want meanwhile together;
-/// then another one does. So a node has one connection and one pair of rings for all threads, and one WRITE brings
+/// Whoever finds nobody at work drives the client until he has his answer, and for some answers more if others wait, and posts
+/// what all want meanwhile together; then another one does. So a node has one connection and one pair of rings for all threads, and one WRITE brings
 /// the calls of many.
 pub struct SharedClient {
     placement: Placement,
@@ -102,11 +107,15 @@ impl SharedClient {
         self.core.into_inner().unwrap_or_else(PoisonError::into_inner).client
     }
 
-    /// Makes the calls of all until one's own is answered, then has another go on.
+    /// Makes the calls of all until one's own is answered, and for some more while there are any, then has another go on.
     fn drive(&self, mut core: MutexGuard<'_, Core>, own: &Answer) {
-        while !own.is_there() {
+        let (mut more, mut vain) = (0, 0);
+        loop {
             let Core { client, combiner, lost } = &mut *core;
             combiner.waiting().extend(take(&mut *lock(&self.inbox)));
+            if own.is_there() && (more >= MORE || vain >= IN_VAIN || combiner.is_idle()) {
+                break;
+            }
             let placement = self.placement;
             let posted = match *lost {
                 true => 0,
@@ -114,8 +123,11 @@ impl SharedClient {
             };
             self.calls.fetch_add(posted as u64, Ordering::Relaxed);
             self.posts.fetch_add(u64::from(posted > 0), Ordering::Relaxed);
+            vain += 1;
             let polled = client.poll(&mut |tag, status, reply| {
                 if let Some(answer) = combiner.ended(tag) {
+                    more += u32::from(own.is_there());
+                    vain = 0;
                     answer.give(status, reply);
                 }
             });
