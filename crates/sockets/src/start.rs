@@ -133,6 +133,46 @@ pub fn unshare(socket: &Socket) {
 /// meanwhile. One thread forks at a time.
 static HELD: Spin<Vec<&'static Socket>> = Spin::new(Vec::new());
 
+/// The thread that forked last, and the sockets of which it has counted one process more.
+static COUNTED: Spin<(u64, Vec<&'static Socket>)> = Spin::new((0, Vec::new()));
+
+/// A fork of this thread came to nothing: no process more has these sockets, which are in use meanwhile.
+#[cfg(not(test))]
+fn not_forked(used: &[socket::Used]) {
+    let mut counted = COUNTED.lock();
+    if counted.0 != sys::thread_id() {
+        return;
+    }
+    let counted = std::mem::take(&mut counted.1);
+    for socket in counted.into_iter().filter(|socket| used.iter().any(|used| used.same(socket))) {
+        match (socket.link(), socket.sharers.load(Ordering::Acquire)) {
+            (Some(link), _) => _ = link.add_own(Word::Holders, u64::MAX),
+            // SAFETY: null, or a cell of the page.
+            (None, cell) => _ = unsafe { cell.as_ref() }.map(|count| count.fetch_sub(1, Ordering::AcqRel)),
+        }
+    }
+}
+
+#[cfg(not(test))]
+crate::calls::c_names! {
+    fn fork() -> libc::pid_t {
+        let begin = || {
+            let _section = signals::Section::enter();
+            socket::all_raw().filter_map(socket::hold_on).collect::<Vec<_>>()
+        };
+        let used = if is_borrowed() { Vec::new() } else { begin() };
+        let child = remora_preload::next!(fork: fn() -> libc::pid_t,);
+        let _section = signals::Section::enter();
+        if child < 0 {
+            let error = remora_preload::errno();
+            not_forked(&used);
+            remora_preload::set_errno(error);
+        }
+        drop(used);
+        child
+    }
+}
+
 /// Before a fork.
 pub extern "C" fn prepare() {
     signals::begin();
@@ -146,7 +186,9 @@ pub extern "C" fn prepare() {
         socket.hold();
         share(socket);
     }
+    *COUNTED.lock() = (sys::thread_id(), held.clone());
     *HELD.lock() = held;
+    COUNTED.hold();
     #[cfg(not(test))]
     crate::handover::hold();
     signals::hold();
@@ -197,6 +239,7 @@ fn unlock() -> Vec<&'static Socket> {
     signals::release();
     #[cfg(not(test))]
     crate::handover::release();
+    COUNTED.release();
     let held = std::mem::take(&mut *HELD.lock());
     held.iter().for_each(|socket| socket.release());
     socket::release();
