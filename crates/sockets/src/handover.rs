@@ -12,6 +12,7 @@ use remora_preload::next;
 use crate::calls::{self, c_functions, c_names, plain};
 use crate::gate::Names;
 use crate::link::Word;
+use crate::sharers::Sharers;
 use crate::socket::{self, STANDARD, Socket, Used, stays};
 use crate::spin::Spin;
 use crate::{rack, relay, signals, start, sys};
@@ -75,8 +76,18 @@ pub fn is_own(socket: &Socket, fd: c_int) -> bool {
 unsafe fn leaving(args: *const *const c_char) -> Leaving {
     let _section = signals::Section::enter();
     let mut left: Vec<&'static Socket> = Vec::new();
+    let mut plain: Vec<(&'static Socket, bool)> = Vec::new();
     for (fd, socket) in socket::descriptors() {
-        let Some(link) = socket.link() else { continue };
+        let Some(link) = socket.link() else {
+            if !start::is_borrowed() && socket.sharers().is_some() {
+                let closes = sys::closes_on_exec(fd);
+                match plain.iter_mut().find(|(known, _)| std::ptr::eq(*known, socket)) {
+                    Some((_, all)) => *all &= closes,
+                    None => plain.push((socket, closes)),
+                }
+            }
+            continue;
+        };
         let alone = !start::is_borrowed() && link.own(Word::Holders) == 1;
         let is_meant = match socket.stays.load(Ordering::Relaxed) {
             stays::NO => false,
@@ -95,11 +106,13 @@ unsafe fn leaving(args: *const *const c_char) -> Leaving {
             left.push(socket);
         }
     }
-    Leaving(left)
+    let plain: Vec<_> = plain.into_iter().filter(|(_, all)| *all).map(|(socket, _)| socket).collect();
+    plain.iter().filter_map(|socket| socket.sharers()).for_each(Sharers::part);
+    Leaving(left, plain)
 }
 
-/// Connections that this process has no more, unless it stays after all.
-struct Leaving(Vec<&'static Socket>);
+/// Connections that this process has no more, unless it stays after all: those with rings, and those without.
+struct Leaving(Vec<&'static Socket>, Vec<&'static Socket>);
 
 impl Drop for Leaving {
     fn drop(&mut self) {
@@ -107,6 +120,10 @@ impl Drop for Leaving {
         for link in self.0.iter().filter_map(|socket| socket.link()) {
             link.add_own(Word::Holders, 1);
             link.join(sys::process());
+        }
+        for sharers in self.1.iter().filter_map(|socket| socket.sharers()) {
+            sharers.expect();
+            sharers.join();
         }
         self.0.clear();
     }

@@ -45,6 +45,7 @@ mod rack;
 mod raw;
 #[cfg(not(test))]
 mod relay;
+mod sharers;
 mod signals;
 mod socket;
 mod spin;

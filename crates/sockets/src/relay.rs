@@ -16,7 +16,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use crate::calls;
 use crate::link::Word;
 use crate::socket::{self, Socket};
-use crate::{rack, start, sys};
+use crate::{rack, sharers, sys};
 
 /// Bytes under way in a relay, each way.
 const ROOM: usize = 64 << 10;
@@ -34,6 +34,11 @@ const BOTH_WAYS: u32 = u32::MAX;
 static LAST: AtomicU64 = AtomicU64::new(0);
 static LAST_CELL: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
+/// The C library's own.
+fn plain_fork() -> libc::pid_t {
+    remora_preload::next!(fork: fn() -> libc::pid_t,)
+}
+
 /// The program's end of a connection of the kernel's, at whose other end a relay has the socket's rings.
 pub fn begin(socket: &Socket, fd: c_int, input: bool) -> Option<OwnedFd> {
     let link = socket.link().filter(|_| !sys::is_sealed())?;
@@ -45,21 +50,17 @@ pub fn begin(socket: &Socket, fd: c_int, input: bool) -> Option<OwnedFd> {
         let limit = Duration::from_nanos(limit.load(Ordering::Relaxed));
         sockopt::set_socket_timeout(&end, which, (!limit.is_zero()).then_some(limit)).ok()?;
     }
-    let cell = start::cell();
-    // SAFETY: null, or a cell of the page that is never unmapped.
-    let shared = unsafe { cell.as_ref() }?;
+    let shared = sharers::word()?;
     shared.store(if input { BOTH_WAYS } else { OUTPUT_ONLY }, Ordering::Release);
     // Twice, so that it is no child of the program's. Signals of the one in between are nobody's business either.
     // SAFETY: all zeros are the default action.
     let (default, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
     // SAFETY: places of our own.
     unsafe { libc::sigaction(libc::SIGCHLD, &raw const default, &raw mut before) };
-    // SAFETY: the child does only what one of a process with many threads may: it has this library's locks, and the C
-    // library's own.
-    let child = unsafe { libc::fork() };
+    // The child does only what one of a process with many threads may: it has this library's locks, and the C library's own.
+    let child = plain_fork();
     if child == 0 {
-        // SAFETY: as above.
-        match unsafe { libc::fork() } {
+        match plain_fork() {
             0 => {
                 drop(end);
                 run(fd, other.as_raw_fd(), shared);
@@ -82,7 +83,7 @@ pub fn begin(socket: &Socket, fd: c_int, input: bool) -> Option<OwnedFd> {
         shared.store(0, Ordering::Release);
         return None;
     }
-    LAST_CELL.store(cell, Ordering::Release);
+    LAST_CELL.store(std::ptr::from_ref(shared).cast_mut(), Ordering::Release);
     LAST.store(sys::cookie(end.as_raw_fd())?, Ordering::Release);
     Some(end)
 }

@@ -14,6 +14,7 @@ use remora_rack::Endpoint;
 use crate::epoll::Registered;
 use crate::gate::Names;
 use crate::link::{Link, Word};
+use crate::sharers::Sharers;
 use crate::spin::Spin;
 use crate::{rack, sys};
 
@@ -89,8 +90,8 @@ pub struct Socket {
     pub cookie: AtomicU64,
     /// Whether a program that takes this one's place is to have it, of [`stays`].
     pub stays: AtomicU8,
-    /// How many processes had it when it was last shared by a fork; null if it never was.
-    pub sharers: AtomicPtr<AtomicU32>,
+    /// Which processes have it, once it was shared by a fork before it had rings; null if it never was.
+    pub sharers: AtomicPtr<Sharers>,
 }
 
 // SAFETY: the link is written before the state says that it is there, and taken away when nobody uses the socket.
@@ -192,9 +193,13 @@ impl Socket {
     }
 
     pub fn in_use_elsewhere(&self) -> bool {
-        let sharers = self.sharers.load(Ordering::Acquire);
-        // SAFETY: a cell of the page that is never unmapped.
-        !sharers.is_null() && unsafe { &*sharers }.load(Ordering::Acquire) > 1
+        self.sharers().is_some_and(Sharers::are_several)
+    }
+
+    /// Which processes have it, if it was ever shared before it had rings.
+    pub fn sharers(&self) -> Option<&'static Sharers> {
+        // SAFETY: null, or one that is never unmapped.
+        unsafe { self.sharers.load(Ordering::Acquire).as_ref() }
     }
 
     /// The last descriptor is closed and no call is under way.

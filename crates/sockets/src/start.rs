@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::ffi::c_int;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::heap::Heap;
 use crate::link::Word;
 use crate::socket::{self, Socket, state};
 use crate::spin::Spin;
-use crate::{epoll, own, rack, signals, sys};
+use crate::{epoll, own, rack, sharers, signals, sys};
 
 #[cfg_attr(not(test), global_allocator)]
 static HEAP: Heap = Heap::new();
@@ -23,11 +23,6 @@ pub fn is_borrowed() -> bool {
     process != 0 && process != sys::process_id()
 }
 
-/// Cells in which processes count who shares a socket that has no rings yet.
-const CELLS: usize = 16384;
-
-static SHARED: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
-
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static START: extern "C" fn() = start;
@@ -35,14 +30,7 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     let _section = signals::Section::enter();
     PROCESS.store(sys::process_id(), Ordering::Relaxed);
-    // SAFETY: memory of our own, shared with children.
-    let page = unsafe {
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-        libc::mmap(null_mut(), CELLS * size_of::<AtomicU32>(), prot, flags, -1, 0)
-    };
-    if page != libc::MAP_FAILED {
-        SHARED.store(page.cast(), Ordering::Release);
-    }
+    sharers::begin();
     // SAFETY: functions that live as long as the process.
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     sys::know_process();
@@ -85,19 +73,6 @@ pub fn sealing() {
     sys::seal();
 }
 
-/// A cell that nobody has.
-pub fn cell() -> *mut AtomicU32 {
-    let page = SHARED.load(Ordering::Acquire);
-    if page.is_null() {
-        return null_mut();
-    }
-    (0..CELLS)
-        .map(|index| page.wrapping_add(index))
-        // SAFETY: within the page.
-        .find(|cell| unsafe { &**cell }.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())
-        .unwrap_or(null_mut())
-}
-
 /// One process more has a socket.
 fn share(socket: &Socket) {
     if let Some(link) = socket.link() {
@@ -109,23 +84,19 @@ fn share(socket: &Socket) {
         return;
     }
     if socket.sharers.load(Ordering::Acquire).is_null() {
-        socket.sharers.store(cell(), Ordering::Release);
+        socket.sharers.store(sharers::alone(), Ordering::Release);
     }
-    let sharers = socket.sharers.load(Ordering::Acquire);
-    // SAFETY: null, or a cell of the page.
-    match unsafe { sharers.as_ref() } {
-        Some(count) => {
-            count.fetch_add(1, Ordering::AcqRel);
-        }
+    match socket.sharers() {
+        Some(sharers) => sharers.expect(),
         None => socket.state.store(state::NEVER, Ordering::Release),
     }
 }
 
 /// A process has a socket no more.
 pub fn unshare(socket: &Socket) {
-    // SAFETY: null, or a cell of the page.
-    if let Some(count) = unsafe { socket.sharers.swap(null_mut(), Ordering::AcqRel).as_ref() } {
-        count.fetch_sub(1, Ordering::AcqRel);
+    if let Some(sharers) = socket.sharers() {
+        socket.sharers.store(null_mut(), Ordering::Release);
+        sharers.part();
     }
 }
 
@@ -145,10 +116,10 @@ fn not_forked(used: &[socket::Used]) {
     }
     let counted = std::mem::take(&mut counted.1);
     for socket in counted.into_iter().filter(|socket| used.iter().any(|used| used.same(socket))) {
-        match (socket.link(), socket.sharers.load(Ordering::Acquire)) {
+        match (socket.link(), socket.sharers()) {
             (Some(link), _) => _ = link.add_own(Word::Holders, u64::MAX),
-            // SAFETY: null, or a cell of the page.
-            (None, cell) => _ = unsafe { cell.as_ref() }.map(|count| count.fetch_sub(1, Ordering::AcqRel)),
+            (None, Some(sharers)) => sharers.expect_not(),
+            (None, None) => {}
         }
     }
 }
@@ -217,9 +188,13 @@ pub extern "C" fn child() {
     let own = sys::process();
     for socket in &held {
         socket.forked();
-        if let Some(link) = socket.link() {
-            link.join(own);
-            link.leave_the_rest();
+        match (socket.link(), socket.sharers()) {
+            (Some(link), _) => {
+                link.join(own);
+                link.leave_the_rest();
+            }
+            (None, Some(sharers)) => sharers.join(),
+            (None, None) => {}
         }
     }
     share_waits(&held);

@@ -422,6 +422,19 @@ def check_fork():
     assert a.recv(1) == b""
 
 
+def check_children_that_leave():
+    """Children that end, or become another program, without closing what they had are none who have it."""
+    for leaves in (lambda: os._exit(0), lambda: os.execv("/bin/sleep", ["sleep", "30"]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        a, b = pair()
+        pid = forked(leaves)
+        time.sleep(0.1)
+        for _ in range(30):
+            warm(a, b, 30)
+        assert not RACK or is_ringed(a, b) and is_ringed(b, a)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def check_fork_in_vain():
     """A fork that comes to nothing leaves connections as they were."""
     import ctypes
