@@ -155,7 +155,9 @@ impl LogFile {
         let file = locked(&path).map_err(|e| failed("locking", e))?;
         // What a crash left of a replacement that never happened.
         let _ = std::fs::remove_file(dir.join("log.new"));
-        let content = std::fs::read(&path).map_err(|e| failed("reading", e))?;
+        let length = file.metadata().map_err(|e| failed("reading", e))?.len();
+        let read = |bytes: &mut [u8], at| file.read_exact_at(bytes, at);
+        let content = read_all(length as usize, read).map_err(|e| failed("reading", e))?;
         let room = content.len() as u64;
         let content = log::without_room(content);
         let end = content.len() as u64;
@@ -406,6 +408,27 @@ impl LogFile {
     }
 }
 
+/// Bytes that a disk cannot read together, at least.
+const SECTOR: usize = 4096;
+
+/// All of a log. What the disk cannot read is damage as any other: it reads as what was never written there, and what was
+/// lost comes from the other nodes.
+fn read_all(length: usize, read: impl Fn(&mut [u8], u64) -> io::Result<()>) -> io::Result<Vec<u8>> {
+    let cannot = |error: &io::Error| error.raw_os_error() == Some(Errno::IO.raw_os_error());
+    let mut content = vec![0; length];
+    match read(&mut content, 0) {
+        Err(error) if cannot(&error) => {}
+        done => return done.map(|()| content),
+    }
+    for (number, sector) in content.chunks_mut(SECTOR).enumerate() {
+        match read(sector, (number * SECTOR) as u64) {
+            Err(error) if cannot(&error) => sector.fill(0xff),
+            done => done?,
+        }
+    }
+    Ok(content)
+}
+
 /// Whether an error says that there is no room on the disk, or not for this user.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
@@ -424,6 +447,32 @@ fn sync_directory(dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A disk that cannot read some of a log keeps no node from starting: the node has a damaged log.
+    #[test]
+    fn what_cannot_be_read_is_damage() {
+        use remora_replica::log::{self, Known, LogEnd, Record};
+        let mut bytes = Vec::new();
+        for number in 0..100u64 {
+            log::encode(&Record::Bytes(number, vec![7; 500].into()), Known::AllBut(0), &mut bytes);
+        }
+        let read = |bad: std::ops::Range<u64>, errno: Errno| {
+            let bytes = &bytes;
+            read_all(bytes.len(), move |out, at| {
+                if at < bad.end && bad.start < at + out.len() as u64 {
+                    return Err(errno.into());
+                }
+                out.copy_from_slice(&bytes[at as usize..][..out.len()]);
+                Ok(())
+            })
+        };
+        assert_eq!(read(0..0, Errno::IO).unwrap(), bytes);
+        let found = log::decode(&read(20_000..20_001, Errno::IO).unwrap());
+        let LogEnd::Damaged(at) = found.end else { panic!("{:?}", found.end) };
+        assert!((15_500..20_001).contains(&at) && found.records.len() >= 29, "{at}");
+        // What the disk does not say for sure is no damage.
+        assert!(read(20_000..20_001, Errno::NOMEM).is_err());
+    }
 
     /// Whoever waits for the lock while the log is compacted would have a file that nobody else sees.
     #[test]
