@@ -213,6 +213,10 @@ impl Index {
 pub(crate) fn refused(status: Status) -> Error {
     let why = match status {
         FULL => "its memory for nodes is used up: load it into a larger one".into(),
+        LOCKED => {
+            "a client that stands still has locked a part of it: end that client, and the node gives its locks back"
+                .into()
+        }
         status => format!("{status:?}"),
     };
     Error::Node { what: "work on a tree", why }

@@ -1,5 +1,7 @@
 //! An ordered map of byte keys in a node's memory.
 
+use std::time::{Duration, Instant};
+
 use remora_kernel::btree::{BytePairs, ByteParams, EXISTS, LOCKED, Put, Shape, TreeRef};
 use remora_kernel::{Placement, Status, op};
 use remora_real::Error;
@@ -11,6 +13,8 @@ use crate::{Client, MAX_REPLY, Result};
 
 /// Bytes of a node: keys of up to 256 bytes fit.
 const NODE_BYTES: usize = 2048;
+/// For how long another client may stand still with a node locked, before a call gives up.
+const STOPPED: Duration = Duration::from_secs(10);
 /// Part of a node that is filled at first, in percent.
 const FILL: u8 = 80;
 /// Nodes for inserts, beside those for twice the pairs that are loaded.
@@ -159,6 +163,7 @@ impl Tree {
         let mut params = Vec::new();
         ByteParams { how, ..ByteParams::new(self.at, key, value) }.encode(&mut params);
         let kind = CallKind::of(op, &params);
+        let begin = Instant::now();
         loop {
             let client = client.idle()?;
             let answer = match self.place {
@@ -167,7 +172,7 @@ impl Tree {
             };
             match answer? {
                 // Somebody was stopped while he had a lock.
-                (LOCKED, _) => {}
+                (LOCKED, _) if begin.elapsed() < STOPPED => {}
                 answer => return Ok(answer),
             }
         }
