@@ -16,6 +16,12 @@ fn two_transactions_of_two_keys_are_serialized() {
     assert!(holds(ChainOptions { reads: 0, ..ChainOptions::default() }) > 50);
 }
 
+/// Three nodes, two transactions of two keys, one node crashes at any time and the others go on without it.
+#[test]
+fn two_transactions_are_serialized_when_one_of_three_nodes_crashes() {
+    assert!(holds(ChainOptions { reads: 0, crashes: 1, ..ChainOptions::default() }) > 100_000);
+}
+
 #[test]
 fn a_chain_goes_on_without_a_node_and_takes_it_back() {
     let small = ChainOptions { nodes: 2, writes: 1, reads: 0, ..ChainOptions::default() };
