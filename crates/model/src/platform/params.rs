@@ -296,6 +296,11 @@ impl<'a> Section<'a> {
         Ok(self.optional(key, Dimension::Time)?.unwrap_or(0.0).round() as u64)
     }
 
+    /// A size in bytes, 0 if it is not given.
+    pub fn size_or_none(&self, key: &str) -> Result<u64, PlatformError> {
+        Ok(self.optional(key, Dimension::Size)?.unwrap_or(0.0).round() as u64)
+    }
+
     /// A count of at least `least`.
     pub fn count(&self, key: &str, least: u64) -> Result<u64, PlatformError> {
         let value = self.value(key, Dimension::Count)?.round() as u64;

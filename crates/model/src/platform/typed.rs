@@ -555,6 +555,8 @@ section! {
         latency: u64 = time(),
         /// Bytes of buffer for each port.
         buffer: u64 = size(64),
+        /// Bytes that wait at a port from which on it marks packets (ECN); 0: it does not.
+        mark: u64 = size_or_none(),
     }
     queued as order
 }

@@ -128,14 +128,20 @@ pub struct Bus {
     sent: u64,
     /// Packets lost on their way since usage was last forgotten.
     pub lost: u64,
+    /// Packets marked at ports, ever.
+    pub marked: u64,
 }
+
+/// The byte of a packet, and the bit there, by which a link shows the NIC that it met congestion: the BTH's FECN, which the ICRC
+/// leaves out.
+const FECN: (usize, u8) = (4, 0x80);
 
 impl Bus {
     /// Nothing under way; this part of packets will be lost.
     pub fn new(network: Network, loss: f64) -> Self {
         let loss = (loss.clamp(0.0, 1.0) * u64::MAX as f64) as u64;
         let (queue, packets, free) = (WheelQueue::new(), Vec::new(), Vec::new());
-        Self { queue, network, packets, free, trace: None, events: 0, loss, sent: 0, lost: 0 }
+        Self { queue, network, packets, free, trace: None, events: 0, loss, sent: 0, lost: 0, marked: 0 }
     }
 
     /// The next event and its time.
@@ -181,7 +187,12 @@ impl Bus {
     fn go_on(&mut self, number: u32, asks: bool) {
         let packet = &mut self.packets[number as usize];
         let (from, wire, hop, at) = packet.way;
-        match self.network.forward((from, packet.to), wire.into(), hop, at, asks) {
+        let (step, marked) = self.network.forward((from, packet.to), wire.into(), hop, at, asks);
+        if marked && let Some(byte) = packet.bytes.get_mut(FECN.0) {
+            self.marked += 1;
+            *byte |= FECN.1;
+        }
+        match step {
             Step::Arrives(last) => self.queue.push(last, Event::Arrive { packet: number }),
             Step::Asks { hop, at } => {
                 packet.way = (from, wire, hop, at);

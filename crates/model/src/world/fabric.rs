@@ -99,6 +99,8 @@ pub struct Counts {
     pub retransmits: u64,
     /// Packets that ports without room dropped, and that were lost on their way, since usage was last forgotten.
     pub dropped: u64,
+    /// Packets that ports marked as having met congestion.
+    pub marked: u64,
 }
 
 /// What a machine has for what runs on it.
@@ -252,6 +254,11 @@ impl Fabric {
         self.bus.network.usage(self.now - since)
     }
 
+    /// Time for which ports held packets back at their senders since usage was last forgotten, all together.
+    pub fn paused(&self) -> Ps {
+        self.bus.network.paused()
+    }
+
     /// How busy a memory device was since usage was last forgotten.
     pub fn device_usage(&self, device: u16) -> Vec<Usage> {
         let since = self.machines.first().map_or(Ps::ZERO, |machine| machine.hardware.borrow().since());
@@ -267,6 +274,7 @@ impl Fabric {
             wire_bytes: self.machines.iter().map(bytes).sum(),
             retransmits: self.adapters.iter().map(|adapter| adapter.nic.counters().retransmits).sum(),
             dropped: self.bus.network.dropped() + self.bus.lost,
+            marked: self.bus.marked,
         }
     }
 

@@ -19,6 +19,8 @@ pub struct SwitchSpec {
     pub when_full: WhenFull,
     /// How the queues of its ports are served.
     pub order: Order,
+    /// Bytes that wait at a port from which on packets are marked as having met congestion (ECN, RFC 3168); 0: none are.
+    pub mark: u64,
 }
 
 /// What is plugged in where. NICs and switches are counted over the whole fabric.
@@ -57,7 +59,7 @@ impl SwitchSpec {
     /// A switch of a data centre, where a platform has none of its own: 300 ns from port to port, and of 16 MB that 32 ports
     /// share half a megabyte each (Mellanox SN2700). Lossless, as RoCE has it.
     pub fn usual() -> Self {
-        Self { latency: Ps(300_000), buffer: 512 << 10, when_full: WhenFull::Pause, order: Order::InTurn }
+        Self { latency: Ps(300_000), buffer: 512 << 10, when_full: WhenFull::Pause, order: Order::InTurn, mark: 0 }
     }
 }
 
@@ -72,6 +74,8 @@ impl NetworkSpec {
 /// An output port of a switch.
 struct Output {
     port: Port,
+    /// What the link takes for as much as waits when packets are marked, if they ever are.
+    mark: Option<Ps>,
     /// The link behind it, if that is a trunk; a NIC's own is counted where it sends.
     latency: Ps,
     /// The one NIC that packets come from, if they all come from one link. It may ask at once: its packets come in the
@@ -123,7 +127,7 @@ impl Network {
         let mut to_switches: Vec<Vec<(usize, u32)>> = vec![Vec::new(); spec.switches.len()];
         let mut switch_of = vec![None; nics];
         let mut add = |switch: usize, link: &EthernetParams, latency| {
-            let SwitchSpec { latency: through, buffer, when_full, order } = spec.switches[switch];
+            let SwitchSpec { latency: through, buffer, when_full, order, mark } = spec.switches[switch];
             let port = Port::new(&SwitchParams {
                 latency_ps: through.0,
                 rate_bytes_per_s: link.rate_bytes_per_s,
@@ -131,7 +135,8 @@ impl Network {
                 when_full,
                 order,
             });
-            outputs.push(Output { port, latency, feeder: Feeder::Shared });
+            let mark = (mark > 0).then(|| Ps::transfer(mark, link.rate_bytes_per_s));
+            outputs.push(Output { port, mark, latency, feeder: Feeder::Shared });
             outputs.len() as u32 - 1
         };
         for cable in &spec.cables {
@@ -194,23 +199,33 @@ impl Network {
     }
 
     /// A packet of so many bytes on the wire goes on behind `hop` ports, where its first and its last bit are at these
-    /// times. `asks` says that the first of them is there now.
+    /// times. `asks` says that the first of them is there now. Beside its next step: whether it was marked.
     #[inline]
-    pub fn forward(&mut self, (from, to): (u16, u16), bytes: u64, hop: u16, at: (Ps, Ps), mut asks: bool) -> Step {
-        let mut at = at;
+    pub fn forward(
+        &mut self,
+        (from, to): (u16, u16),
+        bytes: u64,
+        hop: u16,
+        at: (Ps, Ps),
+        mut asks: bool,
+    ) -> (Step, bool) {
+        let (mut at, mut marked) = (at, false);
         let way = self.ways[usize::from(from) * self.nics + usize::from(to)].as_deref().unwrap_or_default();
         for (hop, port) in (hop..).zip(&way[usize::from(hop)..]) {
             let output = &mut self.outputs[*port as usize];
             if output.feeder == Feeder::Shared && !asks {
-                return Step::Asks { hop, at };
+                return (Step::Asks { hop, at }, marked);
             }
             asks = false;
+            if let Some(mark) = output.mark {
+                marked |= output.port.backlog(at.0) > mark;
+            }
             match output.port.forward(at, bytes) {
                 Forward::Sent(first, last) => at = (first + output.latency, last + output.latency),
-                Forward::Dropped => return Step::Dropped,
+                Forward::Dropped => return (Step::Dropped, marked),
             }
         }
-        Step::Arrives(at.1)
+        (Step::Arrives(at.1), marked)
     }
 
     /// How busy the ports are over `span` that a NIC has for itself.
@@ -222,6 +237,11 @@ impl Network {
     /// How busy all ports were over `span`, in the order of the cables.
     pub fn usage(&self, span: Ps) -> Vec<Usage> {
         self.outputs.iter().map(|output| output.port.usage(span)).collect()
+    }
+
+    /// Time for which packets were held back since the last reset.
+    pub fn paused(&self) -> Ps {
+        self.outputs.iter().map(|output| output.port.paused()).fold(Ps::ZERO, |sum, paused| sum + paused)
     }
 
     /// Packets dropped since the last reset.

@@ -287,6 +287,7 @@ impl PairSpec {
             buffer: switch.buffer,
             when_full: WhenFull::Pause,
             order: switch.order,
+            mark: switch.mark,
         });
         own.or((self.clients > 1).then(SwitchSpec::usual))
     }

@@ -48,7 +48,7 @@ impl Ground {
     /// as they share their own: it is as fast. The switch in the card takes no time (section 3).
     pub fn new(platform: &Platform, seed: u64) -> Result<Self, ModelError> {
         let order = platform.nic.as_ref().map_or_else(Default::default, |nic| nic.ethernet.order);
-        let switch = SwitchSpec { latency: Ps::ZERO, buffer: BUFFER, when_full: WhenFull::Pause, order };
+        let switch = SwitchSpec { latency: Ps::ZERO, buffer: BUFFER, when_full: WhenFull::Pause, order, mark: 0 };
         let mut fabric = FabricSpec::new(platform, (1, 0), NetworkSpec::star(switch, 3), (0, seed))?;
         for client in &mut fabric.machines {
             client.core.cores = platform.client.cores;

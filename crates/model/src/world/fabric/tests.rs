@@ -22,7 +22,8 @@ fn strom(values: &[(&str, f64)]) -> Platform {
 const WIRE: f64 = 1.25 * 1408.0 / 1490.0;
 
 fn star(machines: u16, when_full: WhenFull, buffer: u64) -> NetworkSpec {
-    NetworkSpec::star(SwitchSpec { latency: Ps::from_ns(300), buffer, when_full, order: Order::InTurn }, machines)
+    let switch = SwitchSpec { latency: Ps::from_ns(300), buffer, when_full, order: Order::InTurn, mark: 0 };
+    NetworkSpec::star(switch, machines)
 }
 
 fn near(value: f64, by_hand: f64) {
@@ -31,6 +32,11 @@ fn near(value: f64, by_hand: f64) {
 
 /// Bytes a nanosecond that each connection gets which all WRITE at once, messages of 64 KB, eight under way.
 fn write_rates(fabric: &mut Fabric, connections: &[ConnectionId], nodes: &[u16]) -> Vec<f64> {
+    write_rates_of(60, fabric, connections, nodes)
+}
+
+/// The same of so many messages of each.
+fn write_rates_of(each: u64, fabric: &mut Fabric, connections: &[ConnectionId], nodes: &[u16]) -> Vec<f64> {
     const LEN: u64 = 1 << 16;
     let regions: Vec<_> = nodes.iter().map(|node| fabric.alloc(*node, LEN).unwrap()).collect();
     let write = |fabric: &mut Fabric, at: usize| {
@@ -40,7 +46,7 @@ fn write_rates(fabric: &mut Fabric, connections: &[ConnectionId], nodes: &[u16])
         (0..8).for_each(|_| write(fabric, at));
     }
     let (mut ended, mut first) = (vec![0u64; connections.len()], Ps::ZERO);
-    while ended.iter().sum::<u64>() < 60 * connections.len() as u64 {
+    while ended.iter().sum::<u64>() < each * connections.len() as u64 {
         let mut again = None;
         assert!(fabric.poll(&mut |done| again = Some(done.tag as usize)).unwrap());
         let at = again.unwrap();
@@ -71,8 +77,7 @@ fn two_clients_of_a_node_share_its_port_and_those_of_two_nodes_do_not() {
 
 #[test]
 fn a_trunk_is_shared_by_all_that_cross_it() {
-    let switch =
-        SwitchSpec { latency: Ps::from_ns(300), buffer: 1 << 20, when_full: WhenFull::Pause, order: Order::InTurn };
+    let switch = SwitchSpec { buffer: 1 << 20, ..SwitchSpec::usual() };
     let link =
         EthernetParams { rate_bytes_per_s: 1.25e9, latency_ps: 500_000, overhead_bytes: 0, order: Order::InTurn };
     let uplink = |nic| Cable::Uplink { nic, switch: nic / 2 };
@@ -101,6 +106,27 @@ fn a_second_nic_doubles_the_rate_until_pcie_binds() {
         let connections = [0, 1].map(|nic| fabric.connect(at(0, nic), at(1, nic)).unwrap());
         near(write_rates(&mut fabric, &connections, &[1, 1]).into_iter().sum(), all);
     }
+}
+
+/// Eight senders to one port: what is marked has them slow down (DCQCN), so that the port's queue is short and nobody is held
+/// back once rates are found.
+#[test]
+fn marks_keep_a_port_that_many_send_to_from_filling_up() {
+    let run = |mark| {
+        let mut network = star(9, WhenFull::Pause, 400_000);
+        network.switches[0].mark = mark;
+        let spec = FabricSpec::new(&strom(&[]), (8, 1), network, (0, 7)).unwrap();
+        let mut fabric = Fabric::new(&spec).unwrap();
+        let connections: Vec<_> = (0..8).map(|client| fabric.connect(client, 8).unwrap()).collect();
+        // Rates take some milliseconds to be found.
+        let rates = write_rates_of(600, &mut fabric, &connections, &[8; 8]);
+        (rates.iter().sum::<f64>(), fabric.counts(), fabric.paused())
+    };
+    let ((plain, unmarked, held), (slowed, counts, hardly)) = (run(0), run(60_000));
+    near(plain, WIRE);
+    assert_eq!(unmarked.marked, 0);
+    assert!(counts.marked > 1_000 && slowed > 0.8 * WIRE, "{slowed} of {WIRE}: {counts:?}");
+    assert!(hardly < Ps(held.0 / 50), "held back for {hardly:?}, without marks for {held:?}");
 }
 
 #[test]
