@@ -47,9 +47,6 @@ pub(super) fn encode(kv: &mut Kv, ask: KvAsk, params: &mut Vec<u8>) -> Result<u6
     Ok(if ask.version.is_some() { op::KV_PUT } else { op::KV_GET })
 }
 
-/// Calls that are made before the first of them leave.
-const AT_A_TIME: usize = 8;
-
 impl KvTarget for Ring {
     fn name(&self) -> &'static str {
         "remora"
@@ -59,9 +56,7 @@ impl KvTarget for Ring {
         let (mut made, mut answered) = (0, 0);
         let mut again = Vec::new();
         while answered < asks.len() {
-            // A few at a time, so that the node begins while more are made.
-            for _ in 0..AT_A_TIME {
-                let Some(at) = again.pop().or_else(|| (made < asks.len()).then_some(made)) else { break };
+            while let Some(at) = again.pop().or_else(|| (made < asks.len()).then_some(made)) {
                 let op = encode(&mut self.kv, asks[at], &mut self.params)?;
                 if self.client.submit_by_ring(Placement::Nic, op, &self.params, at as u32).is_err() {
                     if at < made {
