@@ -254,11 +254,12 @@ fn compare_with_ucx(rows: &mut Vec<BenchRow>, ucx: &[UcxRow]) {
         let (link, peer, moved): (_, _, &[&str]) = match row.transport {
             "tcp" => ("udp", "ucx put over tcp", &["udp: 64 KB WRITEs"]),
             "posix" => ("shm", "ucx put over shm", &["shm: 64 KB WRITEs, one buffer"]),
-            _ => (
+            "cma" => (
                 "",
-                "ucx put by cross-memory copy",
+                "ucx put by cma, of mapped memory",
                 &["shm: 64 KB WRITEs, one buffer", "shm: 64 KB WRITEs, one buffer, a program's"],
             ),
+            _ => ("", "ucx put by cma, of a program's", &["shm: 64 KB WRITEs, one buffer, a program's"]),
         };
         if let Some(ns) = find(rows, &format!("{link}: 64 B WRITE ping-pong")) {
             let what = format!("{link}: 64 B WRITE, one way");

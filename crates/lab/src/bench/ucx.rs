@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 /// What `ucx_perftest` says of one transport.
 #[derive(Clone, Debug)]
 pub struct UcxRow {
-    /// Its way: "tcp"; "posix", by shared memory that both have mapped; or "cma", by the kernel's cross-memory copy.
+    /// Its way: "tcp"; "posix", by shared memory that both have mapped; "cma", with the kernel's cross-memory copy too, which it has no use
+    /// for as long as it makes the memory itself, mapped by both; or "heap", the same with memory as a program has it.
     pub transport: &'static str,
     /// 64 B put, one way, in nanoseconds.
     pub latency_ns: f64,
@@ -19,14 +20,15 @@ const PORT: u16 = 13_400;
 /// A test that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs it over TCP on loopback, over shared memory, and by the kernel's cross-memory copy. Empty if it is not installed or fails.
+/// Runs it over TCP on loopback, over shared memory, and with the kernel's cross-memory copy, of memory of its own making and of a
+/// program's. Empty if it is not installed or fails.
 pub fn ucx() -> Vec<UcxRow> {
     let mut port = PORT;
     let mut test = |transport, kind, size: &str, rounds: &str| {
         port += 1;
         measure(transport, kind, size, rounds, port)
     };
-    ["tcp", "posix", "cma"]
+    ["tcp", "posix", "cma", "heap"]
         .into_iter()
         .filter_map(|transport| {
             let latency = test(transport, "ucp_put_lat", "64", "20000")?;
@@ -62,9 +64,12 @@ fn command(transport: &str, port: u16) -> Command {
     let tls = match transport {
         "tcp" => "tcp",
         // It needs one that says where memory is.
-        "cma" => "cma,self,shm",
+        "cma" | "heap" => "cma,self,shm",
         _ => "posix,self",
     };
+    if transport == "heap" {
+        command.env("UCX_ALLOC_PRIO", "heap");
+    }
     command.env("UCX_TLS", tls).env("UCX_NET_DEVICES", if transport == "tcp" { "lo" } else { "all" });
     command.env("UCX_WARN_UNUSED_ENV_VARS", "n").arg("-p").arg(port.to_string()).stdin(Stdio::null());
     command
