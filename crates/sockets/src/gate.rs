@@ -18,8 +18,10 @@ use crate::rack::connect_to;
 use crate::socket::Socket;
 use crate::{signals, sys};
 
-/// How long the gate may take to answer: longer than it gives the other rack.
-const PATIENCE: i64 = 8;
+/// How long the gate may take to answer, nanoseconds: longer than it gives the other rack.
+const PATIENCE: u64 = 8_000_000_000;
+/// The same where the program does not wait: after that the kernel has its turn.
+const SHORT: u64 = 250_000_000;
 /// So long after there was no gate nobody asks again, nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
 
@@ -33,7 +35,7 @@ pub struct Names {
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 
 /// Asks the gate, if there is one.
-fn ask(question: &Question) -> Option<GateAnswer> {
+fn ask(question: &Question, patience: u64) -> Option<GateAnswer> {
     if sys::now() < NOT_BEFORE.load(Ordering::Relaxed) {
         return None;
     }
@@ -43,14 +45,15 @@ fn ask(question: &Question) -> Option<GateAnswer> {
         return None;
     };
     net::send(&gate, question.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
-    let end = sys::now() + PATIENCE as u64 * 1_000_000_000;
+    let end = sys::now() + patience;
     let mut bytes = [0; LONGEST];
     loop {
         match net::recv(&gate, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((len, _)) => return GateAnswer::parse(&bytes[..len]).ok(),
             Err(rustix::io::Errno::AGAIN) if sys::now() < end => {
                 let mut fds = [PollFd::new(&gate, PollFlags::IN)];
-                let timeout = rustix::time::Timespec { tv_sec: PATIENCE, tv_nsec: 0 };
+                let left = (end - sys::now().min(end)) as i64;
+                let timeout = rustix::time::Timespec { tv_sec: left / 1_000_000_000, tv_nsec: left % 1_000_000_000 };
                 // A signal of the program's is heard when it is back in its own call.
                 signals::apart(|| {
                     let _ = rustix::event::poll(&mut fds, Some(&timeout));
@@ -80,7 +83,10 @@ pub fn reach(socket: &Socket, fd: c_int, to: SocketAddr) -> Reach {
         return Reach::Kernel;
     }
     let Some(port) = bound_port(fd) else { return Reach::Kernel };
-    match ask(&Question::Reach { to, port }) {
+    // SAFETY: the descriptor is the program's, and open while its call lasts.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let waits = rustix::fs::fcntl_getfl(borrowed).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
+    match ask(&Question::Reach { to, port }, if waits { PATIENCE } else { SHORT }) {
         Some(GateAnswer::Way { at, own }) => {
             *socket.names.lock() = Some(Names { own: Some(own), peer: to });
             Reach::Gate(at)
@@ -120,7 +126,7 @@ pub fn accepted(socket: &Socket, fd: c_int) {
     if peer.ip() != IpAddr::V4(GATE_SOURCE) && peer.ip() != IpAddr::V6(Ipv6Addr::LOCALHOST) {
         return;
     }
-    if let Some(GateAnswer::Origin { from }) = ask(&Question::Whence { peer }) {
+    if let Some(GateAnswer::Origin { from }) = ask(&Question::Whence { peer }, PATIENCE) {
         *socket.names.lock() = Some(Names { own: None, peer: from });
     }
 }

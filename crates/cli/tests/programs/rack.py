@@ -422,6 +422,24 @@ def check_fork():
     assert a.recv(1) == b""
 
 
+def check_silent_gate():
+    """A gate to another rack that says nothing does not hold up who does not wait."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0remora/rack/{os.geteuid()}/gate")
+    except OSError:
+        return
+    listener.listen(8)
+    with socket.socket() as s:
+        s.setblocking(False)
+        begin = time.monotonic()
+        assert s.connect_ex(("192.0.2.1", 9)) in (errno.EINPROGRESS, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM)
+        assert time.monotonic() - begin < 4
+    listener.settimeout(0.1)
+    if RACK:
+        listener.accept()
+
+
 def check_children_that_leave():
     """Children that end, or become another program, without closing what they had are none who have it."""
     for leaves in (lambda: os._exit(0), lambda: os.execv("/bin/sleep", ["sleep", "30"]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
