@@ -42,7 +42,7 @@ impl Ringed {
         if stream::has_urgent(link) {
             events |= POLLPRI;
         }
-        events & asked.events | stream::troubles(link)
+        events & asked.events | stream::troubles(&self.used, link)
     }
 
     /// What the kernel is to be asked: a socket that sends by its ring is always writable for the kernel, and one always

@@ -445,10 +445,12 @@ def check_children_that_leave():
     for leaves in (lambda: os._exit(0), lambda: os.execv("/bin/sleep", ["sleep", "30"]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
         a, b = pair()
         pid = forked(leaves)
-        time.sleep(0.1)
-        for _ in range(30):
+
+        def alone_again():
             warm(a, b, 30)
-        assert not RACK or is_ringed(a, b) and is_ringed(b, a)
+            return not RACK or is_ringed(a, b) and is_ringed(b, a)
+
+        eventually(alone_again)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -1363,6 +1365,13 @@ def check_endings():
             assert told & select.POLLHUP and bool(told & select.POLLIN) == bool(events), (name, told)
         assert dict(edge.poll(1)).get(b.fileno(), 0) & select.EPOLLHUP
         assert edge.poll(0.02) == []
+    # Each half by itself.
+    for halves in ((socket.SHUT_RD, socket.SHUT_WR), (socket.SHUT_WR, socket.SHUT_RD)):
+        a, b = busy_pair()
+        for half in halves:
+            assert not waits_of(b, 0)["poll"](0) and not any(told & select.EPOLLHUP for _, told in waits_of(b, 0)["epoll"](0))
+            b.shutdown(half)
+        assert waits_of(b, 0)["poll"](1)[0][1] & select.POLLHUP and waits_of(b, 0)["epoll"](1)[0][1] & select.EPOLLHUP
     # Why it ended is told once, to whoever asks first.
     for first in ("option", "read"):
         a, b = busy_pair()

@@ -55,7 +55,7 @@ pub(super) fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> 
     let drained = stream::drained(link);
     // Before what there is: what comes in between is news the next time, even if there was only room this time.
     let ended = u64::from(drained && (link.peer(Word::Fin) != 0 || link.own(Word::Eof) != 0));
-    let troubles = stream::troubles(link) as u32;
+    let troubles = stream::troubles(socket, link) as u32;
     let place = link.peer(Word::Tail) << 2 | u64::from(troubles & HUP != 0) << 1 | ended;
     let (input, room) = stream::readiness(socket, link);
     // Before a direction has changed over the kernel's word counts.

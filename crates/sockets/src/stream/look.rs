@@ -50,9 +50,10 @@ pub(super) fn has_bytes(link: &Link, count: usize) -> bool {
 
 /// What is told of whether it is asked for or not, as poll has it: POLLERR while nobody was told of an error, and POLLHUP once
 /// both directions have ended.
-pub fn troubles(link: &Link) -> i16 {
+pub fn troubles(socket: &Socket, link: &Link) -> i16 {
     let eof = link.own(Word::Eof);
-    let ended = eof & OVER != 0 || link.own(Word::Fin) != 0 && (link.peer(Word::Fin) != 0 || eof != 0);
+    let hears_no_more = link.peer(Word::Fin) != 0 || eof != 0 || socket.deaf.load(Ordering::Relaxed);
+    let ended = eof & OVER != 0 || link.own(Word::Fin) != 0 && hears_no_more;
     (if eof >> 8 != 0 { libc::POLLERR } else { 0 }) | if ended { libc::POLLHUP } else { 0 }
 }
 
