@@ -401,7 +401,7 @@ fn engines_serve_as_many_times_as_much_until_memory_is_full() {
 #[test]
 fn templates_and_the_comparison_on_a_platform_give_the_same_figures() {
     use crate::operations::{GET_HIT, LIST, SEQUENCER, TREE_GET};
-    let (operations, time) = (vec![LIST, GET_HIT, TREE_GET, SEQUENCER], std::time::Duration::from_millis(8));
+    let (operations, time) = (vec![LIST, GET_HIT, TREE_GET, SEQUENCER], std::time::Duration::from_millis(30));
     let plan = crate::compare::Plan { operations, time, ..plan() };
     let records = crate::records::Records::generate(300, 64, 1);
     for name in ["strom-10g", "rambda", "bluefield2"] {

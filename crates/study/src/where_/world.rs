@@ -376,8 +376,7 @@ mod tests {
                     let ranking = super::super::rank(&platform, &operation, &super::super::WhereOptions::default());
                     for place in world::placements(&platform) {
                         let screen = ranking.iter().find(|candidate| candidate.place == place).unwrap();
-                        let count = if load == Load::Closed(1) { 60 } else { 300 };
-                        let engine = at(&platform, place, &operation, count);
+                        let engine = at(&platform, place, &operation, 600);
                         let off =
                             [screen.p50_ns / engine.p50_ns as f64 - 1.0, screen.ops_per_s / engine.ops_per_s - 1.0];
                         let what = format!("{name} {place} {}, {load:?}: {off:.2?}", operation.title);
