@@ -7,11 +7,15 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 
+use rand_chacha::ChaCha8Rng;
+use rand_core::SeedableRng;
 use remora_kernel::{Call, Fault, Kernel, Limits, Memory, Status};
 use remora_real::RemoteRegion;
 
 use super::operation::{Access, Kind, Operation};
+use super::simulate::uniform;
 use crate::calling::{Calls, Checked};
+use crate::workload::below;
 
 /// Its op-code.
 pub(super) const OP: u64 = 77;
@@ -54,12 +58,17 @@ impl OperationKernel {
         self.state.set(Some((region.key, region.va, len)));
     }
 
-    async fn access<M: Memory>(&self, memory: &M, access: &Access, draws: &mut Draws) -> Result<(), Fault> {
-        let Some((key, va, len)) = self.state.get() else { return Err(Fault::Access) };
-        let at = match access.kind {
-            Kind::Atomic | Kind::Write if draws.part() < self.hottest => va,
-            _ => va + draws.below(len / LINE) * LINE,
-        };
+    /// Where an access goes to.
+    fn place(&self, kind: Kind, rng: &mut ChaCha8Rng) -> u64 {
+        let (_, va, len) = self.state.get().unwrap_or_default();
+        match kind {
+            Kind::Atomic | Kind::Write if uniform(rng) < self.hottest => va,
+            _ => va + below(rng, (len / LINE).max(1)) * LINE,
+        }
+    }
+
+    async fn access<M: Memory>(&self, memory: &M, access: &Access, at: u64) -> Result<(), Fault> {
+        let Some((key, ..)) = self.state.get() else { return Err(Fault::Access) };
         let bytes = access.bytes.ceil() as usize;
         match access.kind {
             Kind::Read => memory.read(key, at, &mut vec![0; bytes]).await,
@@ -68,25 +77,24 @@ impl OperationKernel {
         }
     }
 
-    async fn accesses<M: Memory>(&self, memory: &M, mut draws: Draws) -> Result<(), Fault> {
+    async fn accesses<M: Memory>(&self, memory: &M, rng: &mut ChaCha8Rng) -> Result<(), Fault> {
         for access in &*self.accesses {
-            let count = draws.count(access.count);
+            // A fraction says how often there is one more.
+            let whole = access.count.floor();
+            let count = whole as u64 + u64::from(uniform(rng) < access.count - whole);
             if access.dependent {
                 for _ in 0..count {
-                    self.access(memory, access, &mut draws).await?;
+                    self.access(memory, access, self.place(access.kind, rng)).await?;
                 }
                 continue;
             }
-            let each = |number| {
-                let mut draws = Draws(draws.0 ^ (number + 1) << 20);
-                async move { self.access(memory, access, &mut draws).await }
-            };
+            let each = |_| self.access(memory, access, self.place(access.kind, rng));
             all((0..count).map(each), self.at_once as usize).await?;
-            draws.next();
         }
         match self.accesses.last() {
-            Some(last) if draws.part() < self.writes => {
-                self.access(memory, &Access { kind: Kind::Write, ..*last }, &mut draws).await
+            Some(last) if uniform(rng) < self.writes => {
+                let write = Access { kind: Kind::Write, ..*last };
+                self.access(memory, &write, self.place(Kind::Write, rng)).await
             }
             _ => Ok(()),
         }
@@ -98,7 +106,7 @@ impl Kernel for OperationKernel {
         // As many accesses as an operation may have, of any size.
         memory.set_limits(Limits { steps: u32::MAX, bytes: u64::MAX });
         let seed = call.params.iter().take(8).rev().fold(0, |seed, &byte| seed << 8 | u64::from(byte));
-        if let Err(fault) = self.accesses(memory, Draws(seed)).await {
+        if let Err(fault) = self.accesses(memory, &mut ChaCha8Rng::seed_from_u64(seed)).await {
             return fault.into();
         }
         if self.instructions > 0 {
@@ -139,34 +147,6 @@ where
     result
 }
 
-/// Numbers at random that follow from a call's own (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA
-/// 2014).
-struct Draws(u64);
-
-impl Draws {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// From 0 to 1.
-    fn part(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn below(&mut self, most: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(most.max(1))) >> 64) as u64
-    }
-
-    /// A count whose fraction says how often there is one more.
-    fn count(&mut self, count: f64) -> u64 {
-        let whole = count.floor();
-        whole as u64 + u64::from(count > whole && self.part() < count - whole)
-    }
-}
-
 /// Calls of the kernel, with so many bytes of parameters.
 pub(super) struct OperationCalls {
     pub params: usize,
@@ -187,8 +167,7 @@ impl Calls for OperationCalls {
     fn params(&self, id: u64, params: &mut Vec<u8>) {
         let start = params.len();
         params.resize(start + self.params, 0);
-        let seed = Draws(id).next().to_le_bytes();
-        params[start..].iter_mut().zip(seed).for_each(|(to, from)| *to = from);
+        params[start..].iter_mut().zip(id.to_le_bytes()).for_each(|(to, from)| *to = from);
     }
 
     fn check(&self, _: u64, status: Status, reply: &[u8]) -> Result<Checked, String> {

@@ -152,7 +152,8 @@ fn held(server: &mut Server, at: Ps, service: Ps, servers: f64) -> (Ps, Ps) {
     (0..turns as u64).map(|_| server.serve(at, each)).max().unwrap_or((at, at))
 }
 
-fn uniform(rng: &mut ChaCha8Rng) -> f64 {
+/// From 0 to 1.
+pub(super) fn uniform(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 

@@ -333,7 +333,9 @@ fn what_wires_carry_is_what_the_engine_has_them_carry() {
         let platform = Platform::load(name).unwrap();
         for (machines, threads, under_way) in [(1, 1, 64), (1, 1, 128), (1, 8, 128), (2, 8, 128), (2, 8, 256)] {
             let clients = Clients { machines, threads, ..Clients::default() };
-            let operation = Operation { clients, load: Load::Closed(under_way), state: 1e9, ..operation(2.0, 64.0) };
+            // The parameters of a walk of a list.
+            let list = Operation { request: 36.0, state: 1e9, ..operation(2.0, 64.0) };
+            let operation = Operation { clients, load: Load::Closed(under_way), ..list };
             let ranking = rank(&platform, &operation, &WhereOptions::default());
             let screen = ranking.iter().find(|candidate| candidate.place == place).unwrap();
             let count = 30 * u64::from(under_way);
@@ -342,7 +344,7 @@ fn what_wires_carry_is_what_the_engine_has_them_carry() {
             let off = [screen.p50_ns / run.p50_ns as f64 - 1.0, screen.ops_per_s / run.ops_per_s - 1.0];
             assert!(off.iter().all(|off| off.abs() < 0.15), "{what}: {off:?} of {run:?}");
             let most = screen.saturation_per_s / run.ops_per_s;
-            assert!(most > 0.9 && (under_way < 256 || most < 1.15), "{what}: {most} of {run:?}");
+            assert!(most > 0.93 && (under_way < 256 || most < 1.15), "{what}: {most} of {run:?}");
         }
     }
 }
