@@ -98,6 +98,27 @@ fn what_comes_amid_calls_does_no_harm() {
     }
 }
 
+/// What goes by a ring of the kernel's is not seen: libuv, which watches sockets with one, is told that there is none, and who else
+/// asks for one gets what the kernel gives.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn libuv_is_told_of_no_ring() {
+    if !ready("cc", "gcc") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/ring.c");
+    for (name, options) in [("libuv", &["-DWITH_LIBUV", "-rdynamic"][..]), ("other", &[])] {
+        let program = dir.path().join(name);
+        let compiled = Command::new("cc").args(options).args([source, "-o"]).arg(&program).status().expect("cc runs");
+        assert!(compiled.success(), "{name} is compiled");
+        let by_kernel = String::from_utf8(Command::new(&program).output().expect("it runs").stdout).expect("text");
+        let in_rack = end(start(&[], program.to_str().expect("a path"), &[]), name);
+        let expected = if name == "libuv" { "no such call\n" } else { &by_kernel };
+        assert_eq!(String::from_utf8_lossy(&in_rack.stdout), expected, "{name}");
+    }
+}
+
 /// A daemon that has next to no descriptors goes on, sleeps while there is nothing to do, and serves whom it has room for.
 #[test]
 fn a_daemon_without_descriptors_goes_on() {
