@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use remora::{Client, Node, Placement, Tree};
+use remora::{Client, Node, Placement, RemoteRegion, Tree};
+use remora_kernel::btree::ROOT;
 
 /// Keys of any length up to the longest, in no order.
 fn key(n: u32) -> Vec<u8> {
@@ -55,4 +56,25 @@ fn a_tree_of_bytes_is_an_ordered_map_for_clients_at_every_place() {
     assert_eq!(theirs.update(&mut client, key(1499), 7).expect("a call"), model.get(&key(1499)).copied());
     let error = theirs.put(&mut client, [0; 257], 0).unwrap_err();
     assert!(error.to_string().contains("the most is 256"), "{error}");
+}
+
+/// Somebody stopped with the root's lock, and is there still: calls say so after a while, and the tree is whole when he goes on.
+#[test]
+fn a_call_to_a_tree_that_stays_locked_ends() {
+    let node = Node::local().expect("node");
+    let mut client = Client::connect(node.address()).expect("connection");
+    let tree = client.load_tree((0..100).map(|n| (key(n), u64::from(n)))).expect("loaded");
+    let at = tree.place();
+    let len = u64::from(at.slots) * u64::from(at.node_bytes);
+    let (region, root) = (RemoteRegion { va: at.base, key: at.key, len }, u64::from(ROOT) * u64::from(at.node_bytes));
+    let mut free = [0; 8];
+    client.read(&region, root, &mut free).expect("a read");
+    // The bit of the lock, and an owner that nobody is.
+    let locked = u64::from_le_bytes(free) | 1 << 16 | 9;
+    client.write(&region, root, &locked.to_le_bytes()).expect("a write");
+    let error = tree.put(&mut client, key(200), 1).unwrap_err();
+    assert!(error.to_string().contains("locked"), "{error}");
+    client.write(&region, root, &free).expect("a write");
+    assert_eq!(tree.put(&mut client, key(200), 1).expect("a call"), None);
+    assert_eq!(tree.get(&mut client, key(200)).expect("a call"), Some(1));
 }
