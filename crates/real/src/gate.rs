@@ -31,6 +31,9 @@ const MAKING: Duration = Duration::from_secs(5);
 const ASKERS: usize = 64;
 /// Bytes that are read or written at once.
 const PIECE: usize = 128 << 10;
+/// What has no more bytes goes on by the thread that has them at hand: another one would have to wake first, which takes longer.
+/// More are moved beside the others.
+const SHORT: usize = 16 << 10;
 /// The stack of a thread that moves bytes.
 const STACK: usize = 128 << 10;
 
@@ -64,11 +67,22 @@ struct Shared {
 
 struct Inside {
     trunk: Trunk,
-    /// Who waits for a stream's bytes, room or answer.
-    waiting: HashMap<FlowId, Arc<Condvar>>,
+    /// Connections by their streams.
+    passages: HashMap<FlowId, Passage>,
     answers: HashMap<FlowId, Result<(), Refusal>>,
     /// Who is behind this gate's connections to programs of the own rack, by their addresses here.
     origins: HashMap<SocketAddr, SocketAddr>,
+}
+
+/// A connection that passes.
+#[derive(Default)]
+struct Passage {
+    /// Who waits for its answer, its bytes or its end.
+    told: Arc<Condvar>,
+    /// Who waits for room for the program's bytes.
+    room: Arc<Condvar>,
+    /// The program's connection, while the thread that writes to it waits for bytes: others may write then.
+    idle: Option<Arc<TcpStream>>,
 }
 
 impl Gate {
@@ -91,8 +105,8 @@ impl Gate {
         let listener = listening().map_err(|source| Error::System { what: "the gate's socket", source })?;
         let trunk = Trunk::new(config)?;
         let (sleeper, waker) = (trunk.sleeper(), trunk.sleeper());
-        let (waiting, answers, origins) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let inside = Mutex::new(Inside { trunk, waiting, answers, origins });
+        let (passages, answers, origins) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let inside = Mutex::new(Inside { trunk, passages, answers, origins });
         let shared = Arc::new(Shared { inside, waker, ways, askers: AtomicUsize::new(0), made: AtomicU64::new(0) });
         let asked = shared.clone();
         spawn("gate", move || asked.listen(&listener)).map_err(|source| Error::System { what: "a thread", source })?;
@@ -104,7 +118,7 @@ impl Gate {
         let inside = self.shared.inside.lock();
         GateFigures {
             nics_up: inside.trunk.nics_connected(),
-            connections: inside.waiting.len(),
+            connections: inside.passages.len(),
             made: self.shared.made.load(Ordering::Relaxed),
             carried: inside.trunk.carried(),
         }
@@ -125,7 +139,8 @@ impl Gate {
                     inside.answers.insert(flow, answer);
                     inside.notify(flow);
                 }
-                StreamEvent::Changed(flow) | StreamEvent::Reset(flow) | StreamEvent::Gone(flow) => inside.notify(flow),
+                StreamEvent::Changed(flow) => inside.changed(flow),
+                StreamEvent::Reset(flow) | StreamEvent::Gone(flow) => inside.notify(flow),
             }
         }
         let pause = inside.trunk.pause(timeout);
@@ -150,14 +165,38 @@ fn spawn(name: &str, what: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 impl Inside {
     fn notify(&self, flow: FlowId) {
-        if let Some(waiting) = self.waiting.get(&flow) {
-            waiting.notify_all();
+        if let Some(Passage { told, room, .. }) = self.passages.get(&flow) {
+            told.notify_all();
+            room.notify_all();
         }
     }
 
-    /// Waits for something about a stream.
-    fn wait(inside: &mut MutexGuard<'_, Self>, flow: FlowId, end: Option<Instant>) {
-        let Some(waiting) = inside.waiting.get(&flow).cloned() else { return };
+    /// A stream has bytes, room, or an end. Few bytes go to the program at once, if it takes them.
+    fn changed(&mut self, flow: FlowId) {
+        let Some(Passage { told, room, idle }) = self.passages.get(&flow) else { return };
+        room.notify_all();
+        if let Some(stream) = idle {
+            let send = |bytes: &[u8]| {
+                let sent = SockRef::from(stream).send_with_flags(bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+                // Of an error its own thread hears, too.
+                sent.unwrap_or(0)
+            };
+            let left = self.trunk.pass(flow, SHORT, send);
+            if left == 0 && !self.trunk.is_lost(flow) && !self.trunk.is_finished(flow) {
+                return;
+            }
+        }
+        told.notify_all();
+    }
+
+    /// Waits at one of a stream's two.
+    fn wait(
+        inside: &mut MutexGuard<'_, Self>,
+        flow: FlowId,
+        at: impl FnOnce(&Passage) -> &Arc<Condvar>,
+        end: Option<Instant>,
+    ) {
+        let Some(waiting) = inside.passages.get(&flow).map(|passage| at(passage).clone()) else { return };
         // It may have been lost in the moment before, of which nobody tells again.
         let soon = Instant::now() + Duration::from_secs(1);
         waiting.wait_until(inside, end.map_or(soon, |end| end.min(soon)));
@@ -170,7 +209,7 @@ impl Shared {
         if !self.ways.iter().any(|(own, _)| *own == to.ip()) {
             return inside.trunk.answer(flow, Err(Refusal::NoWay));
         }
-        inside.waiting.insert(flow, Arc::new(Condvar::new()));
+        inside.passages.insert(flow, Passage::default());
         let shared = self.clone();
         let connecting = spawn("gate in", move || {
             let stream = shared.connect(flow, to, from);
@@ -182,11 +221,11 @@ impl Shared {
             shared.waker.wake();
             match stream {
                 Ok((stream, own)) => shared.carry(flow, stream, Some(own)),
-                Err(_) => drop(shared.inside.lock().waiting.remove(&flow)),
+                Err(_) => drop(shared.inside.lock().passages.remove(&flow)),
             }
         });
         if connecting.is_err() {
-            inside.waiting.remove(&flow);
+            inside.passages.remove(&flow);
             inside.trunk.answer(flow, Err(Refusal::TooMany));
         }
     }
@@ -206,7 +245,7 @@ impl Shared {
             Err(e) => {
                 let mut inside = self.inside.lock();
                 inside.origins.remove(&own);
-                inside.waiting.remove(&flow);
+                inside.passages.remove(&flow);
                 Err(e)
             }
         }
@@ -296,12 +335,12 @@ impl Shared {
             return Err(Refusal::NoWay);
         }
         let flow = inside.trunk.open(to, own).ok_or(Refusal::NoWay)?;
-        inside.waiting.insert(flow, Arc::new(Condvar::new()));
+        inside.passages.insert(flow, Passage::default());
         self.waker.wake();
         loop {
             if let Some(answer) = inside.answers.remove(&flow) {
                 if answer.is_err() {
-                    inside.waiting.remove(&flow);
+                    inside.passages.remove(&flow);
                 }
                 return answer.map(|()| flow);
             }
@@ -311,7 +350,7 @@ impl Shared {
                 self.forget(flow);
                 return Err(if lost { Refusal::NoWay } else { Refusal::TimedOut });
             }
-            Inside::wait(&mut inside, flow, Some(end));
+            Inside::wait(&mut inside, flow, |passage| &passage.told, Some(end));
         }
     }
 
@@ -320,7 +359,7 @@ impl Shared {
         let mut inside = self.inside.lock();
         inside.trunk.close(flow);
         inside.answers.remove(&flow);
-        inside.waiting.remove(&flow);
+        inside.passages.remove(&flow);
         drop(inside);
         self.waker.wake();
     }
@@ -330,20 +369,17 @@ impl Shared {
     fn carry(self: &Arc<Self>, flow: FlowId, stream: TcpStream, own: Option<SocketAddr>) {
         self.made.fetch_add(1, Ordering::Relaxed);
         let _ = stream.set_nodelay(true);
-        let other = stream.try_clone().and_then(|stream| {
-            let shared = self.clone();
-            let (done, wait) = std::sync::mpsc::channel();
-            spawn("gate up", move || {
-                let kept = shared.up(flow, &stream);
-                if !kept {
-                    shared.give_up(flow, &stream);
-                }
-                let _ = done.send(());
-            })
-            .map(|()| wait)
+        let stream = Arc::new(stream);
+        let (shared, up) = (self.clone(), stream.clone());
+        let (done, wait) = std::sync::mpsc::channel();
+        let other = spawn("gate up", move || {
+            if !shared.up(flow, &up) {
+                shared.give_up(flow, &up);
+            }
+            let _ = done.send(());
         });
         match other {
-            Ok(wait) => {
+            Ok(()) => {
                 if !self.down(flow, &stream) {
                     self.give_up(flow, &stream);
                 }
@@ -378,18 +414,22 @@ impl Shared {
                 }
                 let taken = inside.trunk.write(flow, rest);
                 if taken == 0 {
-                    Inside::wait(&mut inside, flow, None);
+                    Inside::wait(&mut inside, flow, |passage| &passage.room, None);
                     continue;
                 }
+                // What a device refuses is found again by who drives it.
+                let gone = taken <= SHORT && inside.trunk.push().is_ok();
                 drop(inside);
-                self.waker.wake();
+                if !gone {
+                    self.waker.wake();
+                }
                 rest = &rest[taken..];
             }
         }
     }
 
     /// From the other rack to the program. False if either of them has given up.
-    fn down(&self, flow: FlowId, mut stream: &TcpStream) -> bool {
+    fn down(&self, flow: FlowId, stream: &Arc<TcpStream>) -> bool {
         let mut bytes = vec![0; PIECE];
         loop {
             let mut inside = self.inside.lock();
@@ -404,13 +444,19 @@ impl Shared {
                     let _ = stream.shutdown(Shutdown::Write);
                     return true;
                 }
-                Inside::wait(&mut inside, flow, None);
+                if let Some(passage) = inside.passages.get_mut(&flow) {
+                    passage.idle = Some(stream.clone());
+                }
+                Inside::wait(&mut inside, flow, |passage| &passage.told, None);
+                if let Some(passage) = inside.passages.get_mut(&flow) {
+                    passage.idle = None;
+                }
                 continue;
             }
             drop(inside);
             // The other rack may hear that there is room.
             self.waker.wake();
-            if stream.write_all(&bytes[..len]).is_err() {
+            if (&**stream).write_all(&bytes[..len]).is_err() {
                 return false;
             }
         }

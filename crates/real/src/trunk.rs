@@ -175,6 +175,8 @@ impl Trunk {
             let link = LinkKind::Udp.bind(local).map_err(Error::link(LinkKind::Udp, local))?;
             let mtu = link.max_mtu() as u32;
             let device = Device::with_registry(local, vec![link], registry.clone(), None)?;
+            // Whoever drives the trunk does so for as long as it lives: a NIC thread would only wake beside it.
+            device.keep(true);
             let mut guard = device.lock();
             let cq = guard.nic().create_cq(4 * (policy.entries + NOTES + layout.receives() as u32))?;
             let listener = if config.calls { None } else { Some(guard.nic().listen(service_id(PORT))?) };
@@ -259,6 +261,39 @@ impl Trunk {
         window.get(ready.start, &mut out[..len]);
         self.streams.took(flow, len as u64);
         len
+    }
+
+    /// As [`read`](Self::read), of `most` bytes at most, where they lie: `to` says how many it takes of each run. Returns how many are
+    /// left that have come.
+    pub fn pass(&mut self, flow: FlowId, most: usize, mut to: impl FnMut(&[u8]) -> usize) -> usize {
+        let Some(window) = self.windows.get(&flow) else { return 0 };
+        let ready = self.streams.ready(flow);
+        let all = (ready.end - ready.start) as usize;
+        let mut taken = 0;
+        for (place, len) in window.parts(ready.start, all.min(most)) {
+            let took = to(&window.into[place..place + len]).min(len);
+            taken += took;
+            if took < len {
+                break;
+            }
+        }
+        self.streams.took(flow, taken as u64);
+        all - taken
+    }
+
+    /// Has what was written leave, as far as it may, beside whoever drives this.
+    ///
+    /// # Errors
+    ///
+    /// What a device refuses.
+    pub fn push(&mut self) -> Result<(), Error> {
+        while let Some(segment) = self.streams.poll_segment(self.now()) {
+            // With nothing left behind, whoever sleeps as the driver sleeps on.
+            if let Some(mut device) = self.post(&segment)? {
+                device.transmit();
+            }
+        }
+        Ok(())
     }
 
     /// Whether all has been read that ever comes.
@@ -636,9 +671,10 @@ impl Trunk {
         Ok(sent)
     }
 
-    fn post(&mut self, segment: &Segment) -> Result<(), Error> {
+    /// Posts a segment, unless it is of no use any more. Returns its NIC, which has yet to transmit it.
+    fn post(&mut self, segment: &Segment) -> Result<Option<DeviceGuard<'_>>, Error> {
         let (index, layout) = (usize::from(segment.nic.0), Layout::new(&self.config.policy));
-        let Some(window) = self.windows.get(&segment.flow) else { return Ok(()) };
+        let Some(window) = self.windows.get(&segment.flow) else { return Ok(None) };
         let Some(slot) = self.ways[index].free.pop() else {
             return Err(Error::Argument("a NIC was given more than its queue holds".into()));
         };
@@ -654,10 +690,11 @@ impl Trunk {
         let way = &mut self.ways[index];
         way.headers.insert(segment.tag, slot);
         way.spoke = self.start.elapsed().as_nanos() as u64;
-        let Some(line) = &way.line else { return Ok(()) };
+        let Some(line) = &way.line else { return Ok(None) };
         let wr = SendWr::new(segment.tag, SendOp::Send, Data::List(&parts[..count]));
-        way.device.lock().nic().post_send(line.qp, &wr)?;
-        Ok(())
+        let mut device = way.device.lock();
+        device.nic().post_send(line.qp, &wr)?;
+        Ok(Some(device))
     }
 
     /// Tells the other end how far it may send, if that is much further than it was told, or it may not have heard; and by

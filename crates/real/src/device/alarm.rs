@@ -23,9 +23,9 @@ impl Alarm {
         Ok(Self { until: AtomicU64::new(0), nudged: AtomicBool::new(false), bell })
     }
 
-    /// For one about to sleep, until `deadline` if there is one. False if there is something to do.
-    pub fn set(&self, deadline: Option<Time>) -> bool {
-        self.until.store(deadline.unwrap_or(u64::MAX).max(1), Ordering::SeqCst);
+    /// For one about to sleep, until `deadline` at the latest. False if there is something to do.
+    pub fn set(&self, deadline: Time) -> bool {
+        self.until.store(deadline.max(1), Ordering::SeqCst);
         !self.nudged.swap(false, Ordering::SeqCst)
     }
 

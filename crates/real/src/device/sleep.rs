@@ -33,7 +33,7 @@ impl Device {
             let mut core = device.shared.core.lock();
             core.held = true;
             let nothing = core.nic.cq_len(cq) == 0 && core.events.taken.is_empty() && !core.outbox.has_unsent();
-            match nothing.then(|| device.shared.lie_down(&mut core, now, sleeper)).flatten() {
+            match nothing.then(|| device.shared.lie_down(&mut core, now, timeout, sleeper)).flatten() {
                 Some(until) => timeout = timeout.min(until.unwrap_or(Duration::MAX)),
                 None => {
                     quiet = false;
@@ -106,7 +106,7 @@ impl Shared {
             } else if stays {
                 busy_at = self.now();
             } else if now.saturating_sub(busy_at) > self.turns.spin.load(Ordering::Relaxed)
-                && let Some(until) = self.lie_down(&mut core, now, &mut sleeper)
+                && let Some(until) = self.lie_down(&mut core, now, Duration::MAX, &mut sleeper)
             {
                 drop(core);
                 sleeper.sleep(until);
@@ -124,9 +124,9 @@ impl Shared {
         }
     }
 
-    /// Asks to be woken for all there will be, by what it adds to `sleeper`. For how long to sleep at most, or nothing if
-    /// there is something already.
-    fn lie_down(&self, core: &mut Core, now: Time, sleeper: &mut Sleeper) -> Option<Option<Duration>> {
+    /// Asks to be woken for all there will be within `most`, by what it adds to `sleeper`. For how long to sleep at most, or nothing
+    /// if there is something already.
+    fn lie_down(&self, core: &mut Core, now: Time, most: Duration, sleeper: &mut Sleeper) -> Option<Option<Duration>> {
         if core.nic.owes() {
             core.acknowledge(now);
             if core.outbox.has_unsent() {
@@ -139,7 +139,8 @@ impl Shared {
         }
         let resident = core.resident.as_ref().map(|resident| resident.next_timeout());
         let deadline = core.nic.poll_timeout().into_iter().chain(resident).min();
-        if !self.alarm.set(deadline) {
+        let awake = now.saturating_add(Time::try_from(most.as_nanos()).unwrap_or(Time::MAX));
+        if !self.alarm.set(deadline.map_or(awake, |deadline| deadline.min(awake))) {
             self.get_up(core);
             return None;
         }
