@@ -15,12 +15,15 @@ pub(super) struct Alarm {
     /// There is something to do since whoever drives last meant to sleep.
     nudged: AtomicBool,
     bell: OwnedFd,
+    /// The bell has been rung since it was last silenced: said afterwards, so that one who finds it silent may still be woken by
+    /// it once, but by none that is never silenced.
+    rung: AtomicBool,
 }
 
 impl Alarm {
     pub fn new() -> Result<Self, Error> {
         let bell = eventfd(0, EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
-        Ok(Self { until: AtomicU64::new(0), nudged: AtomicBool::new(false), bell })
+        Ok(Self { until: AtomicU64::new(0), nudged: AtomicBool::new(false), bell, rung: AtomicBool::new(false) })
     }
 
     /// For one about to sleep, until `deadline` at the latest. False if there is something to do.
@@ -32,9 +35,10 @@ impl Alarm {
     /// For one who is awake again.
     pub fn clear(&self) {
         self.until.store(0, Ordering::SeqCst);
-        let mut counter = [0; 8];
-        // Nothing to read when something else woke us.
-        let _ = rustix::io::read(&self.bell, &mut counter);
+        // Mostly something else woke us.
+        if self.rung.swap(false, Ordering::SeqCst) {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
     }
 
     /// Until when somebody sleeps, if so.
@@ -60,6 +64,7 @@ impl Alarm {
     pub fn ring(&self) {
         // A full counter means that it is being woken already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        self.rung.store(true, Ordering::SeqCst);
     }
 
     /// What to wait for while it is set.
