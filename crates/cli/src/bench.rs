@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use remora_lab::MeasuredRows;
 use remora_lab::bench::{BenchGoal, BenchReport, BenchRow};
-use remora_store::bench::{GetBench, GetRow};
+use remora_store::bench::{GetBench, GetRow, Way};
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
 
@@ -122,22 +122,24 @@ fn best(rounds: &[Vec<GetRow>]) -> Vec<GetRow> {
 }
 
 fn kernel_table(args: &args::BenchKernel, bench: &GetBench, rows: &[GetRow]) -> String {
-    let plain = rows.iter().find(|row| row.in_flight.is_none()).map_or(f64::NAN, |row| row.ops_per_s);
+    let plain = rows.iter().find(|row| row.way == Way::Plain).map_or(f64::NAN, |row| row.ops_per_s);
     let (megabytes, pages, rounds) = (args.table >> 20, bench.page_kind(), args.rounds);
     let mut out =
         format!("GETs of one core from a hash table of {megabytes} MB on {pages:?} pages, best of {rounds}\n");
     let _ = writeln!(out, "{:>10} {:>10} {:>8} {:>14}", "in flight", "M GET/s", "ns/GET", "x plain loop");
     for row in rows {
-        let in_flight = row.in_flight.map_or("plain loop".into(), |n| n.to_string());
-        let (rate, ratio) = (row.ops_per_s / 1e6, row.ops_per_s / plain);
-        let _ = writeln!(out, "{in_flight:>10} {rate:>10.1} {:>8.1} {ratio:>14.2}", row.ns_per_op);
+        let (way, rate, ratio) = (row.way.to_string(), row.ops_per_s / 1e6, row.ops_per_s / plain);
+        let _ = writeln!(out, "{way:>10} {rate:>10.1} {:>8.1} {ratio:>14.2}", row.ns_per_op);
     }
     out
 }
 
 fn kernel_json(args: &args::BenchKernel, bench: &GetBench, rows: &[GetRow]) -> Value {
-    let row =
-        |row: &GetRow| json!({ "in_flight": row.in_flight, "ops_per_s": row.ops_per_s, "ns_per_op": row.ns_per_op });
+    let row = |row: &GetRow| {
+        let in_flight = if let Way::Calls(in_flight) = row.way { Some(in_flight) } else { None };
+        let (way, ops_per_s, ns_per_op) = (row.way.to_string(), row.ops_per_s, row.ns_per_op);
+        json!({ "way": way, "in_flight": in_flight, "ops_per_s": ops_per_s, "ns_per_op": ns_per_op })
+    };
     json!({
         "format": "remora-bench-kernel/1",
         "version": env!("REMORA_VERSION"),

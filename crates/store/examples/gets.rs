@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p remora-store --example gets [MEGABYTES [IN_FLIGHT]]`
 
-use remora_store::bench::{GetBench, GetRow};
+use remora_store::bench::{GetBench, GetRow, Way};
 
 /// Rounds, of which the best counts: other work on the machine only ever slows one down.
 const ROUNDS: usize = 12;
@@ -16,7 +16,7 @@ fn main() {
     let only = std::env::args().nth(2).map(|arg| arg.parse().expect("a number in flight"));
     let now = || start.elapsed().as_nanos() as u64;
     let run = || match only {
-        Some(in_flight) => vec![bench.measure(Some(in_flight), 400_000, now)],
+        Some(in_flight) => vec![bench.measure(Way::Calls(in_flight), 400_000, now)],
         None => bench.run(400_000, now),
     };
     let mut best: Vec<GetRow> = run();
@@ -28,7 +28,6 @@ fn main() {
     println!("{megabytes} MB of hash table on {:?} pages, best of {ROUNDS} rounds", bench.page_kind());
     println!("{:>10} {:>10} {:>10}", "in flight", "M GET/s", "ns/GET");
     for row in best {
-        let in_flight = row.in_flight.map_or("plain loop".into(), |n| n.to_string());
-        println!("{in_flight:>10} {:>10.1} {:>10.1}", row.ops_per_s / 1e6, row.ns_per_op);
+        println!("{:>10} {:>10.1} {:>10.1}", row.way.to_string(), row.ops_per_s / 1e6, row.ns_per_op);
     }
 }

@@ -9,14 +9,40 @@ use std::sync::Arc;
 
 /// Bytes of a value.
 pub const VALUE_BYTES: usize = 64;
-/// Calls in flight that the benchmark tries, after the plain loop.
-pub const IN_FLIGHT: [usize; 6] = [1, 8, 16, 24, 32, 512];
+/// How the benchmark's GETs are made, one way after the other.
+pub const WAYS: [Way; 8] = {
+    use Way::{ByHand, Calls, Plain};
+    [Plain, ByHand, Calls(1), Calls(8), Calls(16), Calls(24), Calls(32), Calls(512)]
+};
+/// GETs that [`Way::ByHand`] has under way.
+pub const BY_HAND: usize = 24;
+
+/// How GETs are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By a plain loop, one GET after the other.
+    Plain,
+    /// [`BY_HAND`] at once by a loop that knows nothing else: what the machine gives, with each read checked.
+    ByHand,
+    /// As a node serves them: so many calls in flight.
+    Calls(usize),
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plain => f.write_str("plain loop"),
+            Self::ByHand => write!(f, "{BY_HAND} by hand"),
+            Self::Calls(in_flight) => write!(f, "{in_flight}"),
+        }
+    }
+}
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GetRow {
-    /// Calls in flight; `None` is a plain loop of the same reads, one GET after the other.
-    pub in_flight: Option<usize>,
+    /// How.
+    pub way: Way,
     /// GETs a second.
     pub ops_per_s: f64,
     /// Nanoseconds for one GET.
@@ -68,27 +94,27 @@ impl GetBench {
         self.page_kind
     }
 
-    /// Measures `gets` GETs of random keys each for the plain loop and for every number of
-    /// [`IN_FLIGHT`]. `now` tells the time in nanoseconds.
+    /// Measures `gets` GETs of random keys in each of [`WAYS`]. `now` tells the time in nanoseconds.
     ///
     /// # Panics
     /// If a GET does not bring the right value.
     pub fn run(&self, gets: u64, now: impl Fn() -> u64) -> Vec<GetRow> {
-        std::iter::once(None).chain(IN_FLIGHT.map(Some)).map(|in_flight| self.measure(in_flight, gets, &now)).collect()
+        WAYS.iter().map(|&way| self.measure(way, gets, &now)).collect()
     }
 
-    /// Measures `gets` GETs of random keys, so many in flight, or in the plain loop. `now` tells the time in nanoseconds.
+    /// Measures `gets` GETs of random keys, made in this way. `now` tells the time in nanoseconds.
     ///
     /// # Panics
     /// If a GET does not bring the right value.
-    pub fn measure(&self, in_flight: Option<usize>, gets: u64, now: impl Fn() -> u64) -> GetRow {
+    pub fn measure(&self, way: Way, gets: u64, now: impl Fn() -> u64) -> GetRow {
         let start = now();
-        match in_flight {
-            None => self.plain_loop(gets),
-            Some(in_flight) => self.pooled(gets, in_flight),
+        match way {
+            Way::Plain => self.plain_loop(gets),
+            Way::ByHand => self.by_hand(gets),
+            Way::Calls(in_flight) => self.pooled(gets, in_flight),
         }
         let ns_per_op = now().saturating_sub(start).max(1) as f64 / gets as f64;
-        GetRow { in_flight, ops_per_s: 1e9 / ns_per_op, ns_per_op }
+        GetRow { way, ops_per_s: 1e9 / ns_per_op, ns_per_op }
     }
 
     /// Key of the record that GET number `i` asks for.
@@ -126,6 +152,43 @@ impl GetBench {
                 return false;
             }
             index = entry.next;
+        }
+    }
+
+    /// What one would write by hand of several GETs: all of them go a read further, and each asks for its next one.
+    fn by_hand(&self, gets: u64) {
+        let entry = |params: &GetParams| params.entries + u64::from(params.index) * ENTRY_BYTES as u64;
+        let ask = |region: &Region, va, len| {
+            let asked = region.ask((self.pd, Access::REMOTE_READ), va, len, len);
+            assert!(asked.is_ok(), "no such memory at {va:#x}");
+        };
+        let mut found = [0; BY_HAND];
+        let mut line = [0; ENTRY_BYTES];
+        for start in (0..gets).step_by(BY_HAND) {
+            let count = (gets - start).min(BY_HAND as u64) as usize;
+            let mut all: [_; BY_HAND] = std::array::from_fn(|n| self.table.get_params(self.key(start + n as u64)));
+            all[..count].iter().for_each(|params| ask(&self.entries, entry(params), ENTRY_BYTES));
+            found[..count].fill(0);
+            let mut left = count;
+            while left > 0 {
+                for (params, found) in all[..count].iter_mut().zip(&mut found).filter(|(_, found)| **found == 0) {
+                    let read = self.entries.read(entry(params), &mut line);
+                    let TableEntry { buckets, next } = TableEntry::decode(&line);
+                    if let Some(bucket) = buckets.iter().find(|b| b.key == params.key && b.value != 0) {
+                        (*found, left) = (bucket.value, left - 1);
+                        ask(&self.values, bucket.value, VALUE_BYTES);
+                    } else {
+                        assert!(read.is_ok() && next != 0, "no value for key {:#x}", params.key);
+                        params.index = next;
+                        ask(&self.entries, entry(params), ENTRY_BYTES);
+                    }
+                }
+            }
+            for (params, &found) in all[..count].iter().zip(&found) {
+                let mut reply = [0; VALUE_BYTES];
+                let read = self.values.read(found, &mut reply);
+                assert!(read.is_ok() && reply[..8] == params.key.to_le_bytes(), "wrong value for {:#x}", params.key);
+            }
         }
     }
 
@@ -167,8 +230,7 @@ mod tests {
             clock.set(clock.get() + 5000);
             clock.get()
         });
-        let in_flight: Vec<_> = rows.iter().map(|row| row.in_flight).collect();
-        assert_eq!(in_flight, [None, Some(1), Some(8), Some(16), Some(24), Some(32), Some(512)]);
+        assert_eq!(rows.iter().map(|row| row.way).collect::<Vec<_>>(), WAYS);
         assert!(rows.iter().all(|row| row.ns_per_op == 5.0 && row.ops_per_s == 2e8));
     }
 }
