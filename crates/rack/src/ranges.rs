@@ -22,6 +22,11 @@ impl Ranges {
         self.beyond.last_key_value().map_or(self.whole, |(_, end)| *end)
     }
 
+    /// Gaps before bytes that are there.
+    pub fn gaps(&self) -> usize {
+        self.beyond.len()
+    }
+
     /// Whether all of these bytes are there.
     pub fn has(&self, range: &Range<u64>) -> bool {
         let start = range.start.max(self.whole);

@@ -63,6 +63,11 @@ impl Resequencer {
         self.arrived.last().max(self.arrived.whole())
     }
 
+    /// Gaps before bytes that have come.
+    pub fn gaps(&self) -> usize {
+        self.arrived.gaps()
+    }
+
     /// So many of them were taken. What lies behind them has room now.
     pub fn take(&mut self, len: u64) {
         self.taken = self.ready().end.min(self.taken.saturating_add(len));

@@ -18,6 +18,11 @@ pub const CONTROL: FlowId = FlowId(0);
 /// Bytes of records that wait for room, at most: who asks for more than it hears of is no rack.
 const WAITING: usize = 1 << 20;
 
+/// Bits of where numbers begin: there is no end to them.
+const FIRST: u64 = (1 << 62) - 1;
+/// NICs that a peer may have, and so segments under way, each of which may be a gap before others.
+const NICS: usize = 64;
+
 /// How streams are set up. The same at both ends, but for `calls`.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamsConfig {
@@ -29,6 +34,9 @@ pub struct StreamsConfig {
     pub calls: bool,
     /// Streams at a time.
     pub most: usize,
+    /// Where the numbers of this end's streams begin: in each life elsewhere, so that what the other end's owner still does with
+    /// streams of the life before concerns none of this one.
+    pub first: u64,
 }
 
 /// What happened to streams.
@@ -64,6 +72,9 @@ pub enum Breach {
     /// It sent more than there is room for.
     #[error(transparent)]
     Beyond(#[from] BeyondWindow),
+    /// Between what it sent there are more gaps than segments may be under way: each would have to be remembered.
+    #[error("the other rack leaves more gaps in a stream than it may have segments under way")]
+    Gaps,
     /// It said what no rack says.
     #[error(transparent)]
     Record(#[from] NoRecord),
@@ -131,7 +142,7 @@ impl Streams {
             heard: Vec::new(),
             streams: BTreeMap::new(),
             leaving: BTreeSet::new(),
-            next: if config.calls { 2 } else { 1 },
+            next: (config.first & FIRST) * 2 + if config.calls { 2 } else { 1 },
             greatest: 0,
             changed: BTreeSet::new(),
             events: VecDeque::new(),
@@ -326,8 +337,10 @@ impl Streams {
     ///
     /// [`Breach`].
     pub fn accept(&mut self, flow: FlowId, offset: u64, len: u32, fresh: impl FnMut(Range<u64>)) -> Result<(), Breach> {
+        let most = NICS * self.config.policy.entries as usize;
         if flow == CONTROL {
-            return Ok(self.control.accept(offset, len, fresh)?);
+            self.control.accept(offset, len, fresh)?;
+            return if self.control.gaps() > most { Err(Breach::Gaps) } else { Ok(()) };
         }
         // Of one that was given up here, something may still be under way.
         let Some(stream) = self.streams.get_mut(&flow).filter(|stream| !stream.reset) else { return Ok(()) };
@@ -336,7 +349,7 @@ impl Streams {
         }
         stream.into.accept(offset, len, fresh)?;
         self.changed.insert(flow);
-        Ok(())
+        if stream.into.gaps() > most { Err(Breach::Gaps) } else { Ok(()) }
     }
 
     /// Places in the window of [`CONTROL`] of records that have come.
@@ -365,7 +378,9 @@ impl Streams {
     fn hear_record(&mut self, record: Record) -> Result<(), Breach> {
         match record {
             Record::Open { flow, to, from } => {
-                if flow.0 <= self.greatest || (flow.0 % 2 == 0) == self.config.calls {
+                // In a life of its own it may come to numbers that streams still have which its last one left behind.
+                let taken = self.streams.contains_key(&flow) || self.leaving.contains(&flow);
+                if flow.0 <= self.greatest || taken || (flow.0 % 2 == 0) == self.config.calls {
                     return Err(Breach::Order);
                 }
                 self.greatest = flow.0;
@@ -486,6 +501,14 @@ mod tests {
     const WINDOW: u64 = 256;
     const NICS: u16 = 3;
 
+    /// Hears a record, wherever the last one ended.
+    fn hear(owner: &mut Owner, record: Record) -> Result<(), Breach> {
+        let mut bytes = Vec::new();
+        record.emit(&mut bytes);
+        owner.streams.control.accept(owner.streams.control.ready().end, bytes.len() as u32, |_| ()).unwrap();
+        owner.streams.hear(&bytes)
+    }
+
     fn policy() -> FlowPolicy {
         FlowPolicy { window: WINDOW, segment: 40, depth: 120, entries: 4, subflows: 6, ..FlowPolicy::default() }
     }
@@ -507,7 +530,7 @@ mod tests {
 
     impl Owner {
         fn new(calls: bool) -> Self {
-            let config = StreamsConfig { policy: policy(), nics: NICS, calls, most: 4 };
+            let config = StreamsConfig { policy: policy(), nics: NICS, calls, most: 4, first: 0 };
             let mut streams = Streams::new(config, 0);
             (0..NICS).for_each(|nic| streams.restored(0, NicId(nic)));
             let window = || BTreeMap::from([(CONTROL, vec![0; WINDOW as usize])]);
@@ -663,12 +686,6 @@ mod tests {
     fn who_breaks_the_order_is_found_out() {
         let mut owner = Owner::new(true);
         let address = SocketAddr::from(([10, 0, 0, 1], 80));
-        let hear = |owner: &mut Owner, record: Record| {
-            let mut bytes = Vec::new();
-            record.emit(&mut bytes);
-            owner.streams.control.accept(owner.streams.control.ready().end, bytes.len() as u32, |_| ()).unwrap();
-            owner.streams.hear(&bytes)
-        };
         let open = |flow| Record::Open { flow: FlowId(flow), to: address, from: address };
         assert_eq!(hear(&mut owner, open(2)), Err(Breach::Order), "a number of this end's");
         assert_eq!(hear(&mut owner, open(3)), Ok(()));
@@ -694,5 +711,29 @@ mod tests {
         let answer = Err(Refusal::TimedOut);
         assert_eq!(events, [StreamEvent::Answered { flow, answer }, StreamEvent::Gone(flow)]);
         assert!(owner.streams.open(address, address).unwrap().0 > flow.0, "numbers are not used twice");
+        // Nor are those that its owner may still speak of used by the other end.
+        let record = |flow| Record::Open { flow: FlowId(flow), to: address, from: address };
+        assert_eq!(hear(&mut owner, record(3)), Ok(()));
+        owner.streams.answer(FlowId(3), Ok(()));
+        owner.streams.restart(2);
+        assert_eq!(hear(&mut owner, record(3)), Err(Breach::Order));
+        let first = |first| Streams::new(StreamsConfig { first, ..owner.streams.config }, 0).next;
+        assert_eq!((first(0), first(7), first(u64::MAX)), (2, 16, (1 << 63)));
+    }
+
+    /// Each gap would have to be remembered, and a window has room for many of one byte.
+    #[test]
+    fn who_leaves_more_gaps_than_can_be_under_way_is_found_out() {
+        let policy = FlowPolicy { window: 1 << 20, ..policy() };
+        let config = StreamsConfig { policy, nics: NICS, calls: true, most: 4, first: 0 };
+        let address = SocketAddr::from(([10, 0, 0, 1], 80));
+        let most = super::NICS as u64 * u64::from(policy.entries);
+        for flow in [CONTROL, FlowId(3)] {
+            let mut owner = Owner { streams: Streams::new(config, 0), ..Owner::new(true) };
+            hear(&mut owner, Record::Open { flow: FlowId(3), to: address, from: address }).unwrap();
+            let begin = if flow == CONTROL { owner.streams.control_ready().end } else { 0 };
+            let mut came = (1..).map(|n| owner.streams.accept(flow, begin + 2 * n, 1, |_| ()));
+            assert_eq!(came.position(|came| came == Err(Breach::Gaps)), Some(most as usize), "{flow:?}");
+        }
     }
 }

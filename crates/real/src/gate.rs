@@ -81,8 +81,10 @@ struct Passage {
     told: Arc<Condvar>,
     /// Who waits for room for the program's bytes.
     room: Arc<Condvar>,
-    /// The program's connection, while the thread that writes to it waits for bytes: others may write then.
-    idle: Option<Arc<TcpStream>>,
+    /// The program's connection, once there is one.
+    stream: Option<Arc<TcpStream>>,
+    /// The thread that writes to it waits for bytes: others may write.
+    idle: bool,
 }
 
 impl Gate {
@@ -140,7 +142,14 @@ impl Gate {
                     inside.notify(flow);
                 }
                 StreamEvent::Changed(flow) => inside.changed(flow),
-                StreamEvent::Reset(flow) | StreamEvent::Gone(flow) => inside.notify(flow),
+                StreamEvent::Reset(flow) => {
+                    // Whoever reads or writes there hears it, too, and the program if nobody does.
+                    if let Some(stream) = inside.passages.get(&flow).and_then(|passage| passage.stream.as_ref()) {
+                        reset(stream);
+                    }
+                    inside.notify(flow);
+                }
+                StreamEvent::Gone(flow) => inside.notify(flow),
             }
         }
         let pause = inside.trunk.pause(timeout);
@@ -173,16 +182,22 @@ impl Inside {
 
     /// A stream has bytes, room, or an end. Few bytes go to the program at once, if it takes them.
     fn changed(&mut self, flow: FlowId) {
-        let Some(Passage { told, room, idle }) = self.passages.get(&flow) else { return };
+        let Some(Passage { told, room, stream, idle }) = self.passages.get(&flow) else { return };
         room.notify_all();
-        if let Some(stream) = idle {
+        if let Some(stream) = stream.as_ref().filter(|_| *idle) {
+            let mut failed = false;
             let send = |bytes: &[u8]| {
                 let sent = SockRef::from(stream).send_with_flags(bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-                // Of an error its own thread hears, too.
+                failed |= sent
+                    .as_ref()
+                    .is_err_and(|e| !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted));
                 sent.unwrap_or(0)
             };
             let left = self.trunk.pass(flow, SHORT, send);
-            if left == 0 && !self.trunk.is_lost(flow) && !self.trunk.is_finished(flow) {
+            if failed {
+                // It is told of once: who reads there would take it for an end.
+                self.trunk.close(flow);
+            } else if left == 0 && !self.trunk.is_lost(flow) && !self.trunk.is_finished(flow) {
                 return;
             }
         }
@@ -288,7 +303,7 @@ impl Shared {
         let _ = sockopt::set_socket_timeout(asker, sockopt::Timeout::Recv, Some(MAKING));
         let (len, _) = net::recv(asker, &mut bytes, RecvFlags::empty()).ok()?;
         let say = |answer: GateAnswer| {
-            let _ = net::send(asker, answer.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            net::send(asker, answer.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
         };
         let (to, port) = match Question::parse(&bytes[..len.min(bytes.len())]).ok()? {
             Question::Reach { to, port } => (to, port),
@@ -319,8 +334,8 @@ impl Shared {
                 return None;
             }
         };
-        say(GateAnswer::Way { at, own });
-        let stream = accept(&listener, port);
+        // Who has not waited for it has gone by the kernel meanwhile.
+        let stream = if say(GateAnswer::Way { at, own }) { accept(&listener, port) } else { None };
         if stream.is_none() {
             self.forget(flow);
         }
@@ -370,6 +385,13 @@ impl Shared {
         self.made.fetch_add(1, Ordering::Relaxed);
         let _ = stream.set_nodelay(true);
         let stream = Arc::new(stream);
+        {
+            let mut inside = self.inside.lock();
+            inside.passages.entry(flow).and_modify(|passage| passage.stream = Some(stream.clone()));
+            if inside.trunk.is_lost(flow) {
+                reset(&stream);
+            }
+        }
         let (shared, up) = (self.clone(), stream.clone());
         let (done, wait) = std::sync::mpsc::channel();
         let other = spawn("gate up", move || {
@@ -417,10 +439,11 @@ impl Shared {
                     Inside::wait(&mut inside, flow, |passage| &passage.room, None);
                     continue;
                 }
-                // What a device refuses is found again by who drives it.
-                let gone = taken <= SHORT && inside.trunk.push().is_ok();
-                drop(inside);
-                if !gone {
+                if taken <= SHORT {
+                    inside.trunk.push();
+                    drop(inside);
+                } else {
+                    drop(inside);
                     self.waker.wake();
                 }
                 rest = &rest[taken..];
@@ -429,7 +452,7 @@ impl Shared {
     }
 
     /// From the other rack to the program. False if either of them has given up.
-    fn down(&self, flow: FlowId, stream: &Arc<TcpStream>) -> bool {
+    fn down(&self, flow: FlowId, mut stream: &TcpStream) -> bool {
         let mut bytes = vec![0; PIECE];
         loop {
             let mut inside = self.inside.lock();
@@ -444,19 +467,15 @@ impl Shared {
                     let _ = stream.shutdown(Shutdown::Write);
                     return true;
                 }
-                if let Some(passage) = inside.passages.get_mut(&flow) {
-                    passage.idle = Some(stream.clone());
-                }
+                inside.passages.entry(flow).and_modify(|passage| passage.idle = true);
                 Inside::wait(&mut inside, flow, |passage| &passage.told, None);
-                if let Some(passage) = inside.passages.get_mut(&flow) {
-                    passage.idle = None;
-                }
+                inside.passages.entry(flow).and_modify(|passage| passage.idle = false);
                 continue;
             }
             drop(inside);
             // The other rack may hear that there is room.
             self.waker.wake();
-            if (&**stream).write_all(&bytes[..len]).is_err() {
+            if stream.write_all(&bytes[..len]).is_err() {
                 return false;
             }
         }
@@ -494,13 +513,13 @@ fn accept(listener: &TcpListener, port: u16) -> Option<TcpStream> {
                 stream.set_nonblocking(false).ok()?;
                 return Some(stream);
             }
-            Ok(_) => {}
+            Ok(_) if Instant::now() < end => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
                 let mut fds = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
                 let _ = rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 }));
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
+            _ => return None,
         }
     }
 }

@@ -38,6 +38,10 @@ const REDIAL: u64 = 50_000_000;
 const DIAL: u64 = 3_000_000_000;
 /// A NIC that has said nothing for so long says something, to find out whether there is still somebody, nanoseconds.
 const QUIET: u64 = 500_000_000;
+/// See [`TrunkConfig::away`].
+const AWAY: Duration = Duration::from_secs(60);
+/// For so long after something was [pushed](Trunk::push) the driver wakes in time to find out that a NIC is silent, nanoseconds.
+const PUSHED: u64 = 1_000_000_000;
 /// Completions that are taken from a NIC before the next has its turn.
 const BATCH: usize = 64;
 
@@ -60,6 +64,8 @@ pub struct TrunkConfig {
     pub secret: [u8; 32],
     /// Streams at a time.
     pub most: usize,
+    /// How long the other rack may be away, by all NICs, before its streams count as lost.
+    pub away: Duration,
 }
 
 impl TrunkConfig {
@@ -68,7 +74,7 @@ impl TrunkConfig {
         let digest = ring::digest::digest(&ring::digest::SHA256, secret);
         let mut secret = [0; 32];
         secret.copy_from_slice(digest.as_ref());
-        Self { ways, calls, policy: FlowPolicy::default(), secret, most: 256 }
+        Self { ways, calls, policy: FlowPolicy::default(), secret, most: 256, away: AWAY }
     }
 }
 
@@ -117,6 +123,11 @@ pub struct Trunk {
     sleeper: TrunkSleeper,
     /// The other end has broken the protocol.
     broken: bool,
+    /// When a NIC was connected last, and when something was pushed.
+    met_at: u64,
+    pushed_at: u64,
+    /// What a device refused while somebody else pushed.
+    refused: Option<Error>,
 }
 
 /// What the other end knows of how far it may send records.
@@ -166,6 +177,7 @@ impl Trunk {
         let layout = Layout::new(&policy);
         let seed = entropy()?;
         let life = std::array::from_fn(|index| seed[index]);
+        let first = u64::from_le_bytes(std::array::from_fn(|index| seed[8 + index]));
         let registry = Arc::new(Registry::new(entropy()?));
         let memory = map_memory(layout.way(config.ways.len()))?;
         let pd = registry.alloc_pd();
@@ -198,7 +210,7 @@ impl Trunk {
             });
         }
         let nics = ways.len() as u16;
-        let streams = Streams::new(StreamsConfig { policy, nics, calls: config.calls, most: config.most }, 0);
+        let streams = Streams::new(StreamsConfig { policy, nics, calls: config.calls, most: config.most, first }, 0);
         let windows = HashMap::from([(CONTROL, Window::new(&registry, &region, policy.window as usize)?)]);
         let limit = streams.control_limit();
         Ok(Self {
@@ -214,6 +226,9 @@ impl Trunk {
             peer: None,
             start: Instant::now(),
             broken: false,
+            met_at: 0,
+            pushed_at: 0,
+            refused: None,
             config,
         })
     }
@@ -281,19 +296,16 @@ impl Trunk {
         all - taken
     }
 
-    /// Has what was written leave, as far as it may, beside whoever drives this.
-    ///
-    /// # Errors
-    ///
-    /// What a device refuses.
-    pub fn push(&mut self) -> Result<(), Error> {
+    /// Has what was written leave, as far as it may, beside whoever drives this, who is told of what a device refuses.
+    pub fn push(&mut self) {
+        self.pushed_at = self.now();
         while let Some(segment) = self.streams.poll_segment(self.now()) {
             // With nothing left behind, whoever sleeps as the driver sleeps on.
-            if let Some(mut device) = self.post(&segment)? {
-                device.transmit();
+            let posted = self.post(&segment).map(|device| device.into_iter().for_each(|mut device| device.transmit()));
+            if let Err(error) = posted {
+                self.refused = Some(error);
             }
         }
-        Ok(())
     }
 
     /// Whether all has been read that ever comes.
@@ -365,6 +377,9 @@ impl Trunk {
     ///
     /// What a device refuses.
     pub fn drive(&mut self) -> Result<usize, Error> {
+        if let Some(error) = self.refused.take() {
+            return Err(error);
+        }
         let mut work = 0;
         for way in 0..self.ways.len() {
             work += self.drive_way(way)?;
@@ -373,6 +388,12 @@ impl Trunk {
             self.breach();
         }
         let now = self.now();
+        if self.nics_connected() > 0 {
+            self.met_at = now;
+        } else if self.streams.count() > 0 && u128::from(now - self.met_at) > self.config.away.as_nanos() {
+            self.met_at = now;
+            self.breach();
+        }
         self.streams.tick(now);
         if let Some(window) = self.windows.get(&CONTROL) {
             while let Some((at, bytes)) = self.streams.poll_control() {
@@ -388,7 +409,8 @@ impl Trunk {
     pub fn pause(&self, timeout: Duration) -> Duration {
         let now = self.now();
         let soon = self.streams.next_timeout().map_or(timeout, |at| Duration::from_nanos(at.saturating_sub(now)));
-        timeout.min(soon).min(Duration::from_nanos(REDIAL))
+        let most = if now - self.pushed_at < PUSHED { REDIAL.min(self.config.policy.patience) } else { REDIAL };
+        timeout.min(soon).min(Duration::from_nanos(most))
     }
 
     fn now(&self) -> u64 {
@@ -410,7 +432,7 @@ impl Trunk {
         self.limits = Limits { told: limit, known: limit, ..Limits::default() };
     }
 
-    /// The other end breaks the protocol: nothing that it said is worth anything. It is called anew.
+    /// The other end breaks the protocol, or has been away for too long: nothing that it said is worth anything. It is called anew.
     fn breach(&mut self) {
         (0..self.ways.len()).for_each(|index| self.give_up(index));
         self.peer = None;

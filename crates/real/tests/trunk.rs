@@ -103,7 +103,7 @@ fn receive(trunk: &mut Trunk, flow: FlowId, from: u64, to: u64) {
 }
 
 fn config(ways: Vec<(IpAddr, IpAddr)>, calls: bool, policy: FlowPolicy) -> TrunkConfig {
-    TrunkConfig { ways, calls, policy, secret: [7; 32], most: 16 }
+    TrunkConfig { ways, calls, policy, secret: [7; 32], most: 16, away: Duration::from_secs(60) }
 }
 
 fn policy(mapping: Mapping) -> FlowPolicy {
@@ -216,6 +216,31 @@ fn who_does_not_know_the_secret_gets_no_connection() {
         let resets = seen.iter().filter(|event| matches!(event, StreamEvent::Reset(_))).count();
         assert_eq!(resets, usize::from(life), "{seen:?}");
     }
+}
+
+/// Whoever waits for a rack that is away waits no longer than was said; streams of the life before are nobody's.
+#[test]
+fn streams_to_a_rack_that_stays_away_are_lost() {
+    let [there, back] = ways(2);
+    let away = Duration::from_millis(300);
+    let mut called = Trunk::new(config(back, false, policy(Mapping::Rate))).expect("a trunk");
+    let mut caller = Trunk::new(TrunkConfig { away, ..config(there, true, policy(Mapping::Rate)) }).expect("a trunk");
+    until(&mut caller, "it is connected", |trunk| {
+        called.turn(Duration::ZERO).expect("a turn");
+        trunk.nics_up() == 2
+    });
+    let flow = caller.open(somebody(80), somebody(1)).expect("a stream");
+    until(&mut caller, "an answer", |trunk| {
+        called.turn(Duration::ZERO).expect("a turn");
+        if let Some(StreamEvent::Asked { flow, .. }) = called.poll_event() {
+            called.answer(flow, Ok(()));
+        }
+        trunk.write(flow, &[1]) == 1
+    });
+    drop(called);
+    let gone = Instant::now();
+    until(&mut caller, "it is lost", |trunk| trunk.is_lost(flow));
+    assert!(gone.elapsed() >= away);
 }
 
 /// Links between the two namespaces.
