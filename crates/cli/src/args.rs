@@ -37,7 +37,7 @@ Examples:
   remora compare --load kv.tsv      the same with your own records
   remora node --listen 10.0.0.1     expose memory to other machines
   remora compare --node 10.0.0.1    compare the places against that node
-  remora compare --placement auto   beside them, a client that chooses itself
+  remora compare --placements auto  beside them, a client that chooses itself
   remora bench nic                  the NIC beside raw sockets and rings";
 
 /// A command.
@@ -466,7 +466,10 @@ fn deployers(text: &str) -> Result<Deployers, String> {
         ("host", _) => Ok(Deployers::ThisHost),
         ("any", _) => Ok(Deployers::Anyone),
         (_, Some(file)) => token(file).map(Deployers::Token),
-        _ => text.split(',').map(address).collect::<Result<_, _>>().map(Deployers::Addresses),
+        _ => {
+            let addresses = text.split(',').map(address).collect::<Result<_, _>>();
+            addresses.map(Deployers::Addresses).map_err(|e| format!("give host, any, token:FILE or addresses: {e}"))
+        }
     }
 }
 

@@ -30,8 +30,7 @@ Examples:
   remora bench minos --skew 0.9 --clients 16 --csv o.csv   another skew, another number of clients
   remora bench minos --peers none --seconds 2            only Remora, longer
   remora bench minos --link udp --unsealed               in the clear: sealing costs the difference
-  remora bench minos --at remora-cluster --overwrite     a cluster that `remora cluster` has started, whose
-                                                         records may be lost";
+  remora bench minos --at remora-cluster --overwrite     a cluster that `remora cluster` has started; its records may be lost";
 
 /// Options of `remora bench minos`.
 #[derive(Debug, clap::Args)]

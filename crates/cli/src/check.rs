@@ -87,22 +87,22 @@ pub struct CheckMinos {
     #[arg(long, value_name = "KIND", default_value = "mixed", value_parser = ["mixed", "puts", "adds", "one-node"])]
     ops: String,
     /// Messages that arrive twice
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     duplicates: u8,
     /// Crashes of single nodes
-    #[arg(long, alias = "crash", value_name = "N", default_value = "0")]
+    #[arg(long, alias = "crash", value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     crashes: u8,
     /// Crashed nodes that start again and catch up
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     restarts: u8,
     /// Nodes that are wrongly left out of a view
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     suspicions: u8,
     /// Crashes of all nodes at once
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     blackouts: u8,
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "save", "shard", "deployment", "fifo", "nodes", "writes", "records", "persists", "ops", "duplicates", "crashes", "restarts", "suspicions", "blackouts", "orders", "all_names", "max_states", "minutes", "memory", "shortest"])]
     mutant: Option<String>,
     /// Which orders of events: reduced leaves out those that make no difference, all does not, and proof visits all and
     /// looks in each state whether what the reduction leaves out makes no difference

@@ -41,19 +41,19 @@ pub struct CheckChain {
     #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=3))]
     looks: u8,
     /// Crashes of single nodes
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     crashes: u8,
     /// Crashed nodes that start again and catch up
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     restarts: u8,
     /// Nodes that are wrongly left out of a view
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     suspicions: u8,
     /// Crashes of all nodes at once
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     blackouts: u8,
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "nodes", "writes", "reads", "looks", "crashes", "restarts", "suspicions", "blackouts", "max_states", "minutes", "memory", "shortest", "threads"])]
     mutant: Option<String>,
     /// How far it goes.
     #[command(flatten)]

@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::check_search::{figures, going, mutants, visited, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
-use crate::quantity::up_to;
+use crate::quantity::{count, up_to};
 
 pub const EXAMPLES: &str = "\
 Every interleaving of a few proposals with the engine itself: messages in any order, late, again and again or never; \
@@ -41,28 +41,28 @@ pub struct CheckMembership {
     #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(1..=4))]
     epochs: u8,
     /// Crashes of single nodes
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(0..=255))]
     crashes: u8,
     /// Crashes of all nodes at once
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     blackouts: u8,
     /// Disks that come back empty, one at a time
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     wipes: u8,
     /// Begin with empty logs, instead of in a first view
     #[arg(long)]
     first_start: bool,
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "nodes", "proposers", "proposals", "epochs", "crashes", "blackouts", "wipes", "first_start", "max_states", "minutes", "memory", "shortest"])]
     mutant: Option<String>,
     /// Stop after this many distinct states
-    #[arg(long, value_name = "N", default_value = "100000000")]
+    #[arg(long, value_name = "N", default_value = "100000000", value_parser = count)]
     max_states: u64,
     /// Stop after this many minutes
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<u64>(1..=1_000_000))]
     minutes: Option<u64>,
     /// Stop at this much memory, in megabytes
-    #[arg(long, value_name = "MB", default_value = "4000")]
+    #[arg(long, value_name = "MB", default_value = "4000", value_parser = up_to::<u64>(1..=1 << 30))]
     memory: u64,
     /// Breadth first: shows the shortest way to a failure, and needs more memory
     #[arg(long)]

@@ -56,7 +56,7 @@ pub struct CheckRack {
     #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(0..=5))]
     silences: u8,
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "nodes", "buffers", "allocations", "deaths", "nics", "segments", "window", "failures", "silences", "max_states", "minutes", "memory", "shortest", "threads"])]
     mutant: Option<String>,
     /// How far to search, each part by itself.
     #[command(flatten)]

@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::print;
 use crate::progress::Display;
-use crate::quantity::up_to;
+use crate::quantity::{count, up_to};
 
 /// How far a search goes.
 #[derive(Debug, clap::Args)]
 pub struct SearchArgs {
     /// Stop after this many distinct states
-    #[arg(long, value_name = "N", default_value = "100000000")]
+    #[arg(long, value_name = "N", default_value = "100000000", value_parser = count)]
     pub max_states: u64,
     /// Stop after this many minutes
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<u64>(1..=1_000_000))]
     minutes: Option<u64>,
     /// Stop at this much memory, in megabytes
-    #[arg(long, value_name = "MB", default_value = "2000")]
+    #[arg(long, value_name = "MB", default_value = "2000", value_parser = up_to::<u64>(1..=1 << 30))]
     memory: u64,
     /// Breadth first: shows the shortest way to a failure, and needs more memory
     #[arg(long)]

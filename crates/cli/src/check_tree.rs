@@ -11,6 +11,7 @@ use crate::Failure;
 use crate::check_search::{going, result, stopped, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
+use crate::quantity::up_to;
 
 pub const EXAMPLES: &str = "\
 Every order of the accesses of a few operations on a B-tree, by clients and by the node: splits, merges, nodes that are \
@@ -37,7 +38,7 @@ pub struct CheckTree {
     #[arg(long, value_name = "NAME")]
     case: Option<String>,
     /// Stop each case after this many minutes
-    #[arg(long, value_name = "N", default_value = "10")]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = up_to::<u64>(1..=1_000_000))]
     minutes: u64,
     /// Figures for programs.
     #[command(flatten)]

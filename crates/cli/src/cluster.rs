@@ -106,21 +106,22 @@ pub struct Shape {
     /// of them
     #[arg(long, value_name = "BYTES", value_parser = chain_bytes, conflicts_with = "persistency")]
     pub chain: Option<u64>,
-    /// Where the protocol runs: host (a thread that takes messages from the NIC) or nic (its own thread) [default: nic]
+    /// Where the protocol runs: host (a thread that takes messages from the NIC) or nic (its own thread) [default: what the directory has; nic for a new one]
     #[arg(long, value_name = "PLACE", value_parser = remora_cluster::placement)]
     pub deployment: Option<Placement>,
-    /// How nodes and clients reach each other: shm or udp [default: shm]
-    #[arg(long, value_name = "LINK")]
+    /// How nodes and clients reach each other: shm or udp [default: what the directory has; shm for a
+    /// new one]
+    #[arg(long, value_name = "LINK", value_parser = crate::bench_minos::link(), hide_possible_values = true)]
     pub link: Option<LinkKind>,
     /// How logs become durable: fdatasync, or pmem (write-back of a mapped file; only a DAX file system keeps that
-    /// through a power failure) [default: fdatasync]
+    /// through a power failure) [default: what the directory has; fdatasync for a new one]
     #[arg(long, value_name = "KIND")]
     pub log: Option<LogKind>,
-    /// A node that is silent for so many milliseconds is taken to have failed [default: 200]
+    /// A node that is silent for so many milliseconds is taken to have failed [default: what the directory has; 200 for a new one]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub suspect: Option<Duration>,
     /// Whether nodes and clients prove that they know the secret, and what leaves the host is sealed, so that who listens on the
-    /// network learns and changes nothing; over shared memory nothing leaves it [default: true]
+    /// network learns and changes nothing; over shared memory nothing leaves it [default: what the directory has; true for a new one]
     #[arg(long, value_name = "BOOL")]
     pub sealed: Option<bool>,
 }

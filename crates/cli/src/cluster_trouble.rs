@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::cluster::{Shape, scratch};
 use crate::output::{Json, not_complete};
 use crate::progress::{Display, stop_flag};
-use crate::quantity::up_to;
+use crate::quantity::{count, up_to};
 
 /// Options of both.
 #[derive(Debug, clap::Args)]
@@ -23,7 +23,7 @@ pub struct TroubleArgs {
     #[arg(long, value_name = "N", default_value = "4", value_parser = up_to::<u8>(1..=64))]
     pub clients: u8,
     /// Seed of every random choice [default: a fresh one]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     seed: Option<u64>,
     /// Figures for programs.
     #[command(flatten)]

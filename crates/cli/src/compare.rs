@@ -92,6 +92,9 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
             "auto chooses no place for a kernel of your own: leave out --kernel, or auto of --placements".into(),
         ));
     }
+    if args.prior.is_some() && !args.auto() {
+        return Err(Failure::Usage("--prior is for auto: add --placements auto".into()));
+    }
     if let Some(file) = &args.kernel {
         page_can_be_written(args)?;
         if let Some(name) = &args.on {
@@ -115,6 +118,7 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
         [] => None,
         files => Some(Baseline::load(files, args.tolerance / 100.0).map_err(bad_file)?),
     };
+    let prior = args.prior.as_deref().map(crate::validate::probed).transpose()?;
     let capture = Capture::open(args.pcap.as_deref())?;
     let records = match &args.load {
         Some(path) => Records::load(path).map_err(bad_file)?,
@@ -137,7 +141,7 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     display.say("probing the machine");
     let mut machine = probe();
     let Connected { node, mut clients, child } = connect(args, &capture, &display)?;
-    let report = measure(args, &records, trace, (node, child.is_some()), &mut clients, &display);
+    let report = measure(args, (&records, prior.as_ref()), trace, (node, child.is_some()), &mut clients, &display);
     display.clear();
     // Clients take leave before the node goes.
     drop(clients);
@@ -272,7 +276,7 @@ fn connect(args: &args::Compare, capture: &Capture, display: &Display) -> Result
 
 fn measure(
     args: &args::Compare,
-    records: &Records,
+    (records, prior): (&Records, Option<&Platform>),
     trace: Option<Trace>,
     (node, node_is_child): (IpAddr, bool),
     clients: &mut [Client],
@@ -295,14 +299,11 @@ fn measure(
         let why = "auto writes on the node, as a client writes only a tree that it owns";
         args.json.print(&format!("{}: {why}\n\n", names.join(", ")))?;
     }
-    if let Some(name) = &args.prior {
-        let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
+    if let Some(platform) = prior {
         let links: Vec<_> = targets.iter().map(|target| target.link()).collect();
         let predicted =
-            predict(&platform, &Data::new(records, &plan), &store.operations(), &links, (&plan.placements, false));
-        let predicted = predicted.ok_or_else(|| {
-            Failure::Usage(format!("{name} has no software NIC: --prior wants what `remora probe` has written"))
-        })?;
+            predict(platform, &Data::new(records, &plan), &store.operations(), &links, (&plan.placements, false));
+        let predicted = predicted.unwrap_or_default();
         targets.iter_mut().for_each(|target| auto::set_priors(&mut **target, &store, &predicted));
     }
     let ((compared, auto), measure_s) = timed(|| compare_auto(&mut targets, &plan, &store, display));

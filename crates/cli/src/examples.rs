@@ -27,6 +27,11 @@ fn laid_out(help: &str) -> String {
             continue;
         }
         for line in block {
+            // The rest of what stands above.
+            if line.starts_with(FURTHER) {
+                out.extend(cut(&format!("{FURTHER}{}", line.trim()), ""));
+                continue;
+            }
             let (command, text) = parts(line);
             out.extend(cut(&format!("  {command}"), " \\"));
             out.extend(text.iter().flat_map(|text| cut(&format!("{FURTHER}{text}"), "")));

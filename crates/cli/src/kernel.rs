@@ -240,17 +240,17 @@ fn table(entries: &[DeployedModule]) -> String {
     }
     let mut text = format!(
         "{:<18} {:>6} {:>4} {:>7} {:>10} {:>7} {:>8} {:>7} {}\n",
-        "name", "op", "no.", "size", "fuel", "memory", "accesses", "traffic", "state"
+        "name", "op", "no.", "size", "fuel", "memory", "accesses", "traffic", "between calls"
     );
     for DeployedModule { op, name, version, bytes, limits, isolation } in entries {
-        let kept = if *isolation == Isolation::Fresh { "fresh" } else { "kept" };
+        let state = if *isolation == Isolation::Fresh { "fresh" } else { "stays" };
         // A long name has a line of its own.
         let name = if name.chars().count() > 18 { format!("{name}\n{:<18}", "") } else { name.clone() };
         let ModuleLimits { fuel, memory, access } = limits;
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "{name:<18} {op:>#6x} {version:>4} {:>7} {:>10} {:>7} {:>8} {:>7} {kept}",
+            "{name:<18} {op:>#6x} {version:>4} {:>7} {:>10} {:>7} {:>8} {:>7} {state}",
             size(*bytes as u64),
             count(*fuel),
             size(*memory as u64),
@@ -279,6 +279,9 @@ fn call(args: &CallArgs) -> Result<(), Failure> {
     let read = |path: &PathBuf| {
         std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
     };
+    if args.payload.is_some() && args.place == Placement::Host {
+        return Err(Failure::Usage("a payload goes to the node's NIC: leave out --place host, or --payload".into()));
+    }
     let data = args.data.as_ref().map(read).transpose()?;
     let payload = args.payload.as_ref().map(read).transpose()?;
     let mut client = connect(&args.at)?;

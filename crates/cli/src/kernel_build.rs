@@ -69,7 +69,13 @@ pub fn load_for_debugging(path: &Path) -> Result<Vec<u8>, Failure> {
 
 fn load_as(path: &Path, debugging: bool) -> Result<Vec<u8>, Failure> {
     match path.extension().and_then(OsStr::to_str) {
-        Some("wasm") => read(path),
+        Some("wasm") => match read(path)? {
+            module if module.starts_with(b"\0asm") => Ok(module),
+            _ => {
+                let why = "its first bytes are not those of a WebAssembly module: is it a source (.rs, .c, .wat)?";
+                Err(Failure::Failed(format!("{}: {why}", path.display())))
+            }
+        },
         _ => build(path, debugging),
     }
 }
@@ -86,7 +92,13 @@ fn check(path: &Path, module: &[u8]) -> Result<(), Failure> {
 }
 
 fn build(source: &Path, debugging: bool) -> Result<Vec<u8>, Failure> {
+    if let Err(e) = std::fs::metadata(source) {
+        return Err(Failure::Failed(format!("cannot read {}: {e}", source.display())));
+    }
     match source.extension().and_then(OsStr::to_str) {
+        Some("wasm") => {
+            Err(Failure::Usage(format!("{} is a module already: there is nothing to build", source.display())))
+        }
         Some("wat") => {
             let text = read(source)?;
             let module = remora_wasm::compiler::module_of_text(&text).map(Cow::into_owned);

@@ -66,8 +66,12 @@ pub fn ask(at: SocketAddr) -> Result<Vec<(String, f64)>, String> {
         Ok(text)
     };
     let text = read().map_err(|e| e.to_string())?;
-    let page = text.split_once("\r\n\r\n").map(|(_, page)| page).ok_or("its answer is no HTTP")?;
-    Ok(parse(page))
+    let (head, page) = text.split_once("\r\n\r\n").ok_or("its answer is no HTTP")?;
+    let figures = parse(page);
+    match head.split_ascii_whitespace().nth(1) == Some("200") && !figures.is_empty() {
+        true => Ok(figures),
+        false => Err("it serves no figures: give the address of `remora node --metrics ADDR`".into()),
+    }
 }
 
 fn parse(page: &str) -> Vec<(String, f64)> {
@@ -94,6 +98,10 @@ mod tests {
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         assert!(text.starts_with("HTTP/1.1 404"), "{text}");
+        let other = Metrics::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = other.0.local_addr().unwrap();
+        other.serve(|| Some("<html>\nno figures\n".into())).unwrap();
+        assert!(ask(at).unwrap_err().contains("--metrics"));
         assert!(ask("127.0.0.1:1".parse().unwrap()).is_err());
     }
 }

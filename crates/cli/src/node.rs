@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -105,13 +105,19 @@ fn tell() -> SyncSender<NodeEvent> {
     let (to, events) = mpsc::sync_channel::<NodeEvent>(WAITING);
     thread::spawn(move || {
         let (mut second, mut lines, mut left_out) = (Instant::now(), 0, 0u64);
-        for event in events {
+        loop {
+            let event = events.recv_timeout(Duration::from_secs(1));
             if second.elapsed() >= Duration::from_secs(1) {
                 if left_out > 0 {
                     let _ = writeln!(io::stderr(), "remora: {left_out} more events");
                 }
                 (second, lines, left_out) = (Instant::now(), 0, 0);
             }
+            let event = match event {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             match lines < LINES {
                 true => drop(writeln!(io::stderr(), "{} remora: {event}", now())),
                 false => left_out += 1,

@@ -153,6 +153,15 @@ pub fn directory() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
+/// A directory that is there, for a file that is gone again in a moment.
+pub fn directory_there() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.is_dir() {
+        false => Err("it is no directory"),
+        true if !may_write(&path) => Err("it may not be written"),
+        true => Ok(path),
+    })
+}
+
 /// Whether we may write this, or make it where it is to be.
 fn may_write(path: &Path) -> bool {
     let here = Path::new(".");

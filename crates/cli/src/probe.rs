@@ -29,7 +29,7 @@ pub struct ProbeArgs {
     #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
     pub out: Option<PathBuf>,
     /// Where the file lies whose sync is measured [default: the directory for temporary files]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = crate::output::directory_there())]
     pub directory: Option<PathBuf>,
     /// Figures for programs.
     #[command(flatten)]

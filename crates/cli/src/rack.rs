@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::exec::program::{self, CLibrary};
 use crate::output::print;
 use crate::progress::{detail, is_quiet, stop_flag};
-use crate::quantity::megabytes;
+use crate::quantity::{megabytes, up_to};
 use crate::{Failure, preload};
 
 /// Options of `remora rack`.
@@ -63,10 +63,10 @@ pub enum What {
 #[derive(Debug, clap::Args)]
 pub struct Exec {
     /// How long a thread looks for what is about to come before it sleeps, in microseconds; 0 never looks [default: 50]
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", value_parser = up_to::<u32>(0..=1_000_000_000))]
     pub spin: Option<u32>,
     /// Calls on a connection after which it is brought into the rack [default: 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<u32>(0..=i64::from(u32::MAX)))]
     pub after: Option<u32>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]

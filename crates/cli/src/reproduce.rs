@@ -117,7 +117,7 @@ pub struct Common {
     #[arg(long, value_name = "N", value_parser = up_to::<u16>(1..=256))]
     pub jobs: Option<u16>,
     /// Where results are kept, so that a run that was broken off goes on [default: the user's cache directory]
-    #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_cache", value_parser = crate::output::directory())]
     pub cache: Option<PathBuf>,
     /// Halve and double each value of the platform, drop the cost of each component, serve each one's queues out of turn: what
     /// the checks catch of that. Or one kind alone [default: all]

@@ -94,7 +94,8 @@ fn parsed(kind: &str, file: &Path) -> Result<(Shard, Value), String> {
     let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
     let result: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
     if result["kind"] != kind {
-        return Err(format!("it is no result of a {kind}"));
+        let how = if kind == "check" { "--save" } else { "--json" };
+        return Err(format!("it is no shard of a {kind}: `remora {kind} minos --shard I/N {how} FILE` writes one"));
     }
     let number = |what: &str| result["shard"][what].as_u64();
     let shard = number("index").zip(number("of")).map(|(index, of)| Shard { index, of });

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
-use crate::quantity::up_to;
+use crate::quantity::{count, up_to};
 use crate::shards::{Gathered, add, result, write_file};
 use crate::{Failure, storm_chain, storm_rack};
 
@@ -60,7 +60,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct StormMinos {
     /// The first storm's seed [default: a fresh one]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     seed: Option<u64>,
     /// Nodes of each cluster
     #[arg(long, value_name = "N", default_value = "5", value_parser = up_to::<u8>(1..=16))]
@@ -87,7 +87,7 @@ pub struct StormMinos {
     carriage: Option<Carriage>,
     /// Seed this fault into the engine, or into the world around it, and show in which storm it is found; `all` for each in
     /// turn, `list` for their names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "export", "shard", "hours", "seconds", "lines", "ci"])]
     mutant: Option<String>,
     /// Write the history of the last storm as JSON
     #[arg(long, value_name = "FILE", value_parser = crate::output::file())]
@@ -100,7 +100,7 @@ pub struct StormMinos {
     #[arg(long, value_name = "I/N", requires = "seed", conflicts_with = "ci", value_parser = clap::value_parser!(Shard))]
     shard: Option<Shard>,
     /// How many lines of a failing storm's story are told, the last ones before the failure
-    #[arg(long, value_name = "N", default_value = "200")]
+    #[arg(long, value_name = "N", default_value = "200", value_parser = up_to::<usize>(0..=1_000_000))]
     lines: usize,
     /// For continuous integration: every seed that ever failed, then fresh ones, two minutes in all unless --seconds
     /// is given; rare branches that no storm reaches are a failure

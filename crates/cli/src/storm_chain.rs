@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
-use crate::quantity::up_to;
+use crate::quantity::{count, up_to};
 use crate::shards::write_file;
 
 pub const EXAMPLES: &str = "\
@@ -35,7 +35,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct StormChain {
     /// The first storm's seed [default: a fresh one]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     seed: Option<u64>,
     /// Nodes of each chain
     #[arg(long, value_name = "N", default_value = "3", value_parser = up_to::<u8>(1..=16))]
@@ -44,7 +44,7 @@ pub struct StormChain {
     #[arg(long, value_name = "N", default_value = "100", value_parser = up_to::<u64>(1..=1_000_000_000))]
     storms: u64,
     /// Seed this fault into the engine and show in which storm it is found; `all` for each in turn, `list` for their names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "export", "ci"])]
     mutant: Option<String>,
     /// Write the history of the last storm: list-append as Elle reads it, EDN, or JSON where the name ends so
     #[arg(long, value_name = "FILE", value_parser = crate::output::file())]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Failure;
 use crate::output::{Json, not_complete, print};
 use crate::progress::{Display, stop_flag};
-use crate::quantity::up_to;
+use crate::quantity::{count, up_to};
 
 pub const EXAMPLES: &str = "\
 Each storm has flows of its own to another rack, by links of its own, which are cut, slow down, stall and come back for one \
@@ -28,13 +28,13 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub struct StormRack {
     /// The first storm's seed [default: a fresh one]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     seed: Option<u64>,
     /// Storms to run
     #[arg(long, value_name = "N", default_value = "1000", value_parser = up_to::<u64>(1..=1_000_000_000))]
     storms: u64,
     /// Seed this fault into the engine and show in which storm it is found; `all` for each in turn, `list` for their names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json"])]
     mutant: Option<String>,
     /// The sums for programs.
     #[command(flatten)]

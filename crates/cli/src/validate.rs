@@ -156,8 +156,11 @@ pub fn run(args: &Validate) -> Result<(), Failure> {
 }
 
 /// The platform of an earlier probe.
-fn probed(file: &str) -> Result<Platform, Failure> {
-    let platform = Platform::load(file)?;
+pub fn probed(file: &str) -> Result<Platform, Failure> {
+    let platform = Platform::load(file).map_err(|e| match std::path::Path::new(file).exists() {
+        true => Failure::from(e),
+        false => Failure::Usage(format!("there is no file {file}: `remora probe --out FILE` writes one")),
+    })?;
     if platform.software.is_none() {
         let what =
             format!("{file} is no probe: its NIC is hardware. `remora probe --out FILE` writes one of this machine");

@@ -52,10 +52,10 @@ pub struct Where {
     #[arg(long, value_name = "N", conflicts_with_all = ["operation", "on", "csv", "explain", "load", "clients", "threads", "client_skew", "connections", "loss"], value_parser = up_to::<u32>(1..=1_000_000))]
     pub audit: Option<u32>,
     /// Client machines, instead of what the operation says
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<u32>(0..=i64::from(u32::MAX)))]
     pub clients: Option<u32>,
     /// Threads of each client
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<u32>(0..=i64::from(u32::MAX)))]
     pub threads: Option<u32>,
     /// The exponent of the zipfian by which clients ask for more or less than each other, from 0 to 3
     #[arg(long, value_name = "S")]
@@ -72,20 +72,20 @@ pub struct Where {
     /// What decides
     #[arg(long, value_enum, default_value = "latency")]
     pub by: By,
-    /// The link, on a platform that `remora probe` wrote
-    #[arg(long, default_value = "udp", value_parser = link())]
-    pub link: LinkKind,
+    /// The link, on a platform that `remora probe` wrote [default: udp]
+    #[arg(long, value_parser = link())]
+    pub link: Option<LinkKind>,
     /// Engines of the node, on a platform that `remora probe` wrote: each on a core of its own, and as many clients
     #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u16>(1..=256))]
     pub engines: u16,
     /// Points at which the open values are tried together
-    #[arg(long, value_name = "N", default_value = "256", value_parser = up_to::<u32>(0..=100_000))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = up_to::<u32>(1..=100_000))]
     pub points: u32,
     /// Operations to simulate for each placement that lies close; 0 is the screen alone
     #[arg(long, value_name = "N", default_value = "20000", value_parser = up_to::<u32>(0..=10_000_000))]
     pub simulate: u32,
     /// Flip points to print
-    #[arg(long, value_name = "N", default_value = "6")]
+    #[arg(long, value_name = "N", default_value = "6", value_parser = up_to::<usize>(0..=1000))]
     pub flips: usize,
     /// Tell what each place's latency is made of, and which values it follows from
     #[arg(long)]
@@ -194,7 +194,7 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             By::Rate => Goal::Rate,
             By::Energy => Goal::Energy,
         },
-        link: args.link,
+        link: args.link.unwrap_or(LinkKind::Udp),
         engines: args.engines,
         points: args.points as usize,
         simulated: args.simulate,
@@ -208,8 +208,13 @@ pub fn run(args: &Where) -> Result<(), Failure> {
     let (mut text, mut answers, mut csv) = (String::new(), Vec::new(), CSV_HEAD.to_string());
     let platforms = platforms?;
     let software = |platform: &Platform| platform.placements.nic == Some(NicDevice::Software);
-    if let Some(other) = platforms.iter().find(|platform| args.engines > 1 && !software(platform)) {
-        let why = format!("--engines is for a platform that `remora probe` wrote; {} has hardware", other.name);
+    let given = match (args.engines > 1, args.link.is_some()) {
+        (true, _) => Some("--engines"),
+        (_, true) => Some("--link"),
+        _ => None,
+    };
+    if let Some((what, other)) = given.zip(platforms.iter().find(|platform| !software(platform))) {
+        let why = format!("{what} is for a platform that `remora probe` wrote; {} has hardware", other.name);
         return Err(Failure::Usage(why));
     }
     for (n, platform) in platforms.iter().enumerate() {

@@ -308,9 +308,13 @@ fn studies_are_described_by_what_reads_them() {
 /// The text of `#[error("...")]`.
 fn said(attributes: &str) -> Option<String> {
     let text = attributes.split("#[error(").nth(1)?;
-    let text = text[text.find('"')? + 1..].split("\",").next()?;
+    let text = &text[text.find('"')? + 1..];
+    // A quotation mark within it has a backslash before it.
+    let end = text.match_indices("\",").map(|(at, _)| at).find(|at| !text[..*at].ends_with('\\'));
+    let text = &text[..end.unwrap_or(text.len())];
     let text = text.trim_end_matches([')', ']']).trim_end_matches('"');
-    Some(text.replace("\\\"", "\"").replace('\\', "").split_whitespace().collect::<Vec<_>>().join(" "))
+    let text = text.replace("\\\"", "\"").replace('\\', "").replace("{{", "{").replace("}}", "}");
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 #[test]

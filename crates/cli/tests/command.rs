@@ -351,7 +351,28 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["compare", "--json", "no/such/dir.json"], 2, &["no/such/dir.json", "its directory does not exist"]);
     fails(path, &["probe", "--out", "no/such/dir.toml"], 2, &["no/such/dir.toml", "its directory does not exist"]);
     fails(path, &["validate", "--probe", "strom-10g"], 2, &["strom-10g is no probe", "remora probe --out"]);
-    fails(path, &["validate", "--probe", "gone.toml"], 2, &["gone.toml"]);
+    fails(path, &["validate", "--probe", "gone.toml"], 2, &["gone.toml", "remora probe --out"]);
+    let auto = ["compare", "--placements", "auto", "--prior"];
+    fails(path, &[&auto[..], &["gone.toml"]].concat(), 2, &["gone.toml", "remora probe --out"]);
+    fails(path, &["compare", "--prior", "gone.toml"], 2, &["--prior", "--placements auto"]);
+    for args in [&["check", "minos", "--mutant", "skip-ack"][..], &["check", "rack", "--mutant", "all"]] {
+        fails(path, &[args, &["--json", "m.json"]].concat(), 2, &["--mutant", "--json"]);
+    }
+    fails(path, &["storm", "chain", "--mutant", "all", "--export", "h.edn"], 2, &["--mutant", "--export"]);
+    fails(path, &["cluster", "--dir", "c", "--link", "packet"], 2, &["packet", "shm"]);
+    assert!(!path.join("c").exists(), "what cannot be is not begun");
+    fails(path, &["where", "btree", "--on", "rambda", "--link", "shm"], 2, &["--link", "remora probe"]);
+    fails(path, &["where", "btree", "--on", "rambda", "--points", "0"], 2, &["--points", "from 1"]);
+    assert!(succeeds(path, &["where", "get", "--on", "rambda", "--threads", "1e0", "--flips", "0"]).contains("rambda"));
+    fails(path, &["probe", "--directory", "no/such"], 2, &["--directory", "it is no directory"]);
+    fails(path, &["reproduce", "strom", "--cache", "empty"], 2, &["--cache", "it is no directory"]);
+    fails(path, &["node", "--listen", "127.0.0.1", "--deployers", "nobody here"], 2, &["token:FILE", "any"]);
+    std::fs::write(path.join("junk.wasm"), "junk").unwrap();
+    fails(path, &["kernel", "run", "junk.wasm"], 1, &["junk.wasm", "WebAssembly", ".wat"]);
+    fails(path, &["kernel", "build", "junk.wasm"], 2, &["junk.wasm is a module already"]);
+    fails(path, &["kernel", "run", "gone.c"], 1, &["cannot read gone.c"]);
+    std::fs::write(path.join("s.json"), "{}").unwrap();
+    fails(path, &["check", "merge", "s.json"], 1, &["s.json", "--shard I/N --save"]);
     fails(path, &["reproduce", "strom", "--mutate=luck"], 2, &["luck", "order"]);
     fails(path, &["reproduce"], 2, &["a subcommand is missing: strom, minos, bluefield, rambda, dfabric"]);
     fails(path, &["bench", "kernel", "--table", "12Q"], 2, &["--table", "512M"]);

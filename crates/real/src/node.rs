@@ -146,6 +146,7 @@ impl Node {
         let ledger = Ledger::new(registry.clone(), registry.alloc_pd(), config.memory_limit);
         let set = KernelSet::default();
         let left_out = config.kernels.as_ref().map(|dir| kept::restore(&set, dir)).unwrap_or_default();
+        let left_out = left_out.iter().map(|line| watch::in_a_line(line)).collect();
         let blocks = Arc::default();
         let start = |(numbers, links): (Numbers, Links)| {
             let kernels = Kernels::of(&set, &registry, config.limits).with_deadline(config.deadline.as_nanos() as u64);

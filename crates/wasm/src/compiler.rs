@@ -124,7 +124,7 @@ fn why(job: Job, status: ExitStatus, said: &str) -> ModuleError {
     }
     match (status.code(), job) {
         (Some(1), Job::Text) => ModuleError::Text(said.into()),
-        (Some(1), _) => ModuleError::Invalid(said.into()),
+        (Some(1), _) => ModuleError::Invalid(said.split_whitespace().collect::<Vec<_>>().join(" ")),
         _ => ModuleError::Compiler(format!("it ended with {status}: {said}")),
     }
 }

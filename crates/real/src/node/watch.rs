@@ -83,15 +83,29 @@ impl fmt::Display for NodeEvent {
                 write!(f, "{client} connected over {link}, queue pair {qpn:#x}, path MTU {mtu}")
             }
             Self::Gone { client, qpn } => write!(f, "{client} is gone, queue pair {qpn:#x}"),
-            Self::Turned { client, why } => write!(f, "{client} was not let in: {why}"),
+            Self::Turned { client, why } => write!(f, "{client} was not let in: {}", in_a_line(why)),
             Self::Deployed { client, name, op, version } => {
                 write!(f, "{client} deployed kernel {name}, op-code {op:#x}, version {version}")
             }
             Self::Removed { client, name } => write!(f, "{client} removed kernel {name}"),
             Self::Placed { op, why } => write!(f, "calls of kernel {op:#x} moved to the {why}"),
-            Self::Refused { client, what, why } => write!(f, "{client} may not {what}: {why}"),
+            Self::Refused { client, what, why } => write!(f, "{client} may not {what}: {}", in_a_line(why)),
         }
     }
+}
+
+/// Characters of a reason in a line of a log.
+const REASON: usize = 300;
+
+/// What may have parts of a client's own, for a line of a log: no other line is made of it, and no terminal does anything.
+pub(super) fn in_a_line(why: &str) -> String {
+    let words = why.split(|c: char| c.is_control() || c.is_whitespace()).filter(|word| !word.is_empty());
+    let mut line = words.take(REASON).collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = line.char_indices().nth(REASON) {
+        line.truncate(end);
+        line.push_str(" ...");
+    }
+    line
 }
 
 /// Where events go. Whoever takes them slowly misses some: a node waits for nobody.
@@ -249,5 +263,20 @@ impl NodeFigures {
             let _ = writeln!(out, "remora_call_seconds_count{{{labels}}} {}", stats.calls);
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_a_line_whatever_is_in_it() {
+        assert_eq!(in_a_line("no: \n18:00:00 remora: pay\t\u{1b}[31m  x"), "no: 18:00:00 remora: pay [31m x");
+        let long = in_a_line(&"\u{fc}bel ".repeat(1000));
+        assert_eq!((long.chars().count(), long.ends_with(" ...")), (REASON + 4, true));
+        assert_eq!(in_a_line(&"x".repeat(1 << 20)).len(), REASON + 4);
+        let refused = NodeEvent::Refused { client: [10, 0, 0, 7].into(), what: "deploy a kernel", why: "a\nb".into() };
+        assert_eq!(refused.to_string(), "10.0.0.7 may not deploy a kernel: a b");
     }
 }
