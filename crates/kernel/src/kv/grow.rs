@@ -1,7 +1,7 @@
 //! More buckets, while the store serves.
 //!
 //! When a sixteenth of a table's buckets overflow, whoever appends the next one makes a table of eight times as many, and from then on
-//! writes that meet a chain of several buckets, or one that was moved, move some of the others. Where a chain is moved is one
+//! writes that append buckets to a chain, or meet one that was moved, move some of the others. Where a chain is moved is one
 //! moment, the swap of the word at the end of its first bucket:
 //!
 //! - The chain is locked, so that none of its buckets is appended to and no tomb reused, and each of its entries is [`FROZEN`], what
@@ -35,7 +35,7 @@ const BUSY: u64 = 1 << 63;
 const FEW: u64 = 16;
 const LEAST: u64 = 4;
 /// Chains that a write moves at most.
-const MOVES: u32 = 8;
+const MOVES: u64 = 8;
 /// Bytes of a block that are looked at for its key at first: as many as the shortest has.
 const FRONT: usize = 64;
 
@@ -75,23 +75,22 @@ impl<M: Memory> Store<'_, M> {
 
     /// Moves some chains to the next table.
     async fn move_chains(&self, root: Table, next: Table, seed: u64) -> Result<(), Status> {
-        for moves in 0.. {
-            let cursor = self.word(CURSOR).await?;
-            let (lg_buckets, index) = (cursor >> INDEX_BITS, cursor & ((1 << INDEX_BITS) - 1));
-            if lg_buckets != next.lg_buckets.into() {
-                break;
-            }
-            if index >= 1 << root.lg_buckets {
-                self.swap(ROOT, root.word(), next.word()).await?;
-                break;
-            }
-            if moves == MOVES || !self.move_chain((root, next), index, seed).await? {
-                break;
-            }
-            // Somebody else may have moved it too.
-            self.swap(CURSOR, cursor, cursor + 1).await?;
+        let cursor = self.word(CURSOR).await?;
+        let (lg_buckets, first) = (cursor >> INDEX_BITS, cursor & ((1 << INDEX_BITS) - 1));
+        if lg_buckets != next.lg_buckets.into() {
+            return Ok(());
         }
-        Ok(())
+        let (mut index, chains, mut moved) = (first, 1 << root.lg_buckets, Ok(true));
+        while index < chains.min(first + MOVES) && matches!(moved, Ok(true)) {
+            moved = self.move_chain((root, next), index, seed).await;
+            index += u64::from(matches!(moved, Ok(true)));
+        }
+        // Somebody else may have moved some of them too, and said so.
+        self.swap(CURSOR, cursor, cursor + (index - first)).await?;
+        if index >= chains {
+            self.swap(ROOT, root.word(), next.word()).await?;
+        }
+        moved.map(drop)
     }
 
     /// Moves a chain: whether it has moved.
@@ -99,7 +98,8 @@ impl<M: Memory> Store<'_, M> {
         self.renew();
         let first = root.at(index);
         let lock_at = first + ENTRIES as u64 * 8;
-        let word = self.word(lock_at).await?;
+        let words = self.bucket(first).await?;
+        let word = words[ENTRIES];
         if word & MOVED != 0 {
             return Ok(true);
         }
@@ -107,7 +107,7 @@ impl<M: Memory> Store<'_, M> {
             return Ok(false);
         }
         let mut entries = Vec::new();
-        let copied = match self.freeze(first, seed, next, &mut entries).await {
+        let copied = match self.freeze((first, words), seed, next, &mut entries).await {
             Ok(moved) => self.lay_out(next.at(index * BRANCHES), moved).await,
             Err(error) => Err(error),
         };
@@ -122,11 +122,17 @@ impl<M: Memory> Store<'_, M> {
         copied.map(|()| false)
     }
 
-    /// Freezes all entries of a locked chain, which it adds to `frozen` with their places. Returns those of each bucket that takes
+    async fn bucket(&self, at: u64) -> Result<[u64; 8], Status> {
+        let mut bytes = [0; BUCKET_BYTES];
+        self.read(at, &mut bytes, true).await?;
+        Ok(words(&bytes))
+    }
+
+    /// Freezes all entries of a locked chain, whose first bucket was so just now, and which it adds to `frozen` with their places. Returns those of each bucket that takes
     /// its first one's place.
     async fn freeze(
         &self,
-        first: u64,
+        (first, words): (u64, [u64; 8]),
         seed: u64,
         next: Table,
         frozen: &mut Vec<(u64, u64)>,
@@ -134,9 +140,7 @@ impl<M: Memory> Store<'_, M> {
         let (mut moved, mut buckets) = (<[Vec<u64>; BRANCHES as usize]>::default(), vec![first]);
         while let Some(bucket) = buckets.pop() {
             self.renew();
-            let mut bytes = [0; BUCKET_BYTES];
-            self.read(bucket, &mut bytes, true).await?;
-            let words = words(&bytes);
+            let words = if bucket == first { words } else { self.bucket(bucket).await? };
             for (at, mut entry) in (bucket..).step_by(8).zip(words[..ENTRIES].iter().copied()) {
                 // Others may take pairs away, or put them elsewhere, until their entries are frozen.
                 let kept = loop {

@@ -427,7 +427,7 @@ async fn write<M: Memory>(memory: &M, call: &mut Call, adds: bool) -> Result<(),
 enum Met {
     /// Room.
     Room,
-    /// A chain that was moved, or one of several buckets that it has added a key to: whether it has appended some.
+    /// A chain that was moved, or one that it has appended buckets to.
     Crowd { appended: bool },
 }
 
@@ -595,7 +595,7 @@ impl<M: Memory> Store<'_, M> {
                 (self.swap(at, word, word | buckets).await?, true)
             }
         };
-        Ok(is_added.then_some(Met::Crowd { appended }))
+        Ok(is_added.then_some(if appended { Met::Crowd { appended } } else { missed.met }))
     }
 }
 
