@@ -36,6 +36,8 @@ const FEW: u64 = 16;
 const LEAST: u64 = 4;
 /// Chains that a write moves at most.
 const MOVES: u64 = 8;
+/// Buckets of a chain at most: one with more, or without an end, is not moved.
+const LONGEST_CHAIN: usize = 1024;
 /// Bytes of a block that are looked at for its key at first: as many as the shortest has.
 const FRONT: usize = 64;
 
@@ -116,6 +118,7 @@ impl<M: Memory> Store<'_, M> {
             return Ok(true);
         }
         for (at, entry) in entries {
+            self.renew();
             self.swap(at, entry | FROZEN, entry).await?;
         }
         self.add(lock_at, LOCK).await?;
@@ -138,7 +141,12 @@ impl<M: Memory> Store<'_, M> {
         frozen: &mut Vec<(u64, u64)>,
     ) -> Result<[Vec<u64>; BRANCHES as usize], Status> {
         let (mut moved, mut buckets) = (<[Vec<u64>; BRANCHES as usize]>::default(), vec![first]);
+        let mut seen = 0;
         while let Some(bucket) = buckets.pop() {
+            seen += 1;
+            if seen > LONGEST_CHAIN {
+                return Err(Status::Inconsistent);
+            }
             self.renew();
             let words = if bucket == first { words } else { self.bucket(bucket).await? };
             for (at, mut entry) in (bucket..).step_by(8).zip(words[..ENTRIES].iter().copied()) {

@@ -119,6 +119,32 @@ fn a_table_that_there_is_no_room_for_is_made_later() {
     assert_eq!(entries(&|at| memory.word(at)).0.len() as u32, filled + more + 1);
 }
 
+/// A peer that writes what it likes holds nobody up: a chain without an end is not moved, and nothing stays locked or frozen.
+#[test]
+fn a_chain_without_an_end_is_left_where_it_is() {
+    let (memory, at, next) = (Stepped::growing(1, 256 << 10, 256 << 10), store(1), Table { lg_buckets: 4, place: 32 });
+    let set = |at: u64, word: u64| memory.memory.put(at, &word.to_le_bytes());
+    let last = |index: u64| at.table.at(index) + ENTRIES as u64 * 8;
+    let key =
+        |index| (0u32..).map(u32::to_le_bytes).find(|key| at.table.index(hash(key, 7)) == index).expect("half of them");
+    set(BUMP, next.at(1 << next.lg_buckets));
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(0), b"stays")).0, Status::Ok);
+    let entry = memory.word(at.table.at(0));
+    set(last(0), at.table.at(0));
+    set(last(1), MOVED | next.word());
+    set(ROOT + 16, next.word());
+    set(ROOT + 24, u64::from(next.lg_buckets) << 48);
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(1), b"moved")).0, Status::Ok);
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(1), &[])), (Status::Ok, b"moved".to_vec()));
+    assert_eq!((memory.word(at.table.at(0)), memory.word(last(0))), (entry, at.table.at(0)));
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(0), &[])), (Status::Ok, b"stays".to_vec()));
+    // It is moved once it ends.
+    set(last(0), 0);
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(1), b"again")).0, Status::Ok);
+    assert_eq!((memory.word(last(0)), memory.word(ROOT)), (MOVED | next.word(), next.word()));
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(0), &[])), (Status::Ok, b"stays".to_vec()));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Put(u16, u16),
