@@ -75,8 +75,8 @@ pub trait Memory {
         _ = bytes;
     }
 
-    /// Whether a region that the call may write to reaches up to this address, once it has grown if it may. It does not where
-    /// regions do not grow.
+    /// Whether a region that the call may write to reaches up to this address, once it has grown if it may. It does not
+    /// where regions do not grow.
     fn grow(&self, key: u32, end: u64) -> bool {
         _ = (key, end);
         false

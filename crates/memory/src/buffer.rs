@@ -90,8 +90,8 @@ impl Buffer {
         Buffer::ordinary(len, MapFlags::PRIVATE)
     }
 
-    /// Maps `len` zeroed bytes of which the system is to set aside none before they are touched: for memory that grows, as long
-    /// as it may ever be.
+    /// Maps `len` zeroed bytes of which the system is to set aside none before they are touched: for memory that grows,
+    /// as long as it may ever be.
     pub fn reserved(len: usize) -> io::Result<Buffer> {
         Buffer::ordinary(len, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }

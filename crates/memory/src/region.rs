@@ -158,8 +158,8 @@ impl Region {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Whether it has so many bytes, once it has grown to them if it [may](crate::Registry::register_growing): what is new of it is
-    /// zero. Address and key stay, and so does whatever lies in it.
+    /// Whether it has so many bytes, once it has grown to them if it [may](crate::Registry::register_growing): what is
+    /// new of it is zero. Address and key stay, and so does whatever lies in it.
     pub fn grow(&self, len: u64) -> bool {
         if self.len() < len {
             let may = |growth: &&Growth| len <= growth.room && self.is_valid() && (growth.may)(self.key, len);

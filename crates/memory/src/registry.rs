@@ -184,8 +184,9 @@ impl Registry {
         self.register(pd, buffer, 0, len, Some(va), access)
     }
 
-    /// As [`register_hidden`](Self::register_hidden), of a region that [may grow](Region::grow) up to the length of `buffer`: whether it
-    /// may have so many bytes says `may`, to which its key and their number are given, maybe by several threads at once.
+    /// As [`register_hidden`](Self::register_hidden), of a region that [may grow](Region::grow) up to the length of
+    /// `buffer`: whether it may have so many bytes says `may`, to which its key and their number are given, maybe by
+    /// several threads at once.
     pub fn register_growing(
         &self,
         pd: Pd,

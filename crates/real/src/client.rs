@@ -396,8 +396,8 @@ impl Client {
         self.alloc_by(len, &len.to_le_bytes())
     }
 
-    /// As [`alloc`](Self::alloc), for what grows by itself while kernels work on it, as a key-value store does: up to half of the
-    /// node's memory.
+    /// As [`alloc`](Self::alloc), for what grows by itself while kernels work on it, as a key-value store does: up to
+    /// half of the node's memory.
     pub fn alloc_growing(&mut self, len: u64) -> Result<RemoteRegion, Error> {
         let mut params = len.to_le_bytes().to_vec();
         params.push(1);

@@ -139,8 +139,8 @@ fn callers_at_once_and_one_that_vanishes_leave_a_whole_store() {
     }
 }
 
-/// A store of two buckets and 200 KB gets thousands of pairs: whoever reads meanwhile, by one-sided READs too, finds all that were
-/// put before.
+/// A store of two buckets and 200 KB gets thousands of pairs: whoever reads meanwhile, by one-sided READs too, finds
+/// all that were put before.
 #[test]
 fn a_store_grows_under_its_writers_and_readers() {
     const EACH: u32 = 4000;

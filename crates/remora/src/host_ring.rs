@@ -14,12 +14,13 @@ use crate::Result;
 const PIECE: usize = 64 << 10;
 
 /// One end of a pair of rings between two processes of one user on one host: messages of any bytes, as long as a ring
-/// is, in both directions. They are the rings that calls go by, in memory that both processes map: a message is a few stores, and no
-/// system call.
+/// is, in both directions. They are the rings that calls go by, in memory that both processes map: a message is a few
+/// stores, and no system call.
 ///
-/// One process [creates](Self::create) it and tells the other its [name](Self::name), which [opens](Self::open) it. Nobody is woken:
-/// both look when they like. An end that is gone, in whatever way, is one that no longer reads or writes; whoever has to know of that
-/// finds a way beside the ring. What the other writes is checked before it is believed.
+/// One process [creates](Self::create) it and tells the other its [name](Self::name), which [opens](Self::open) it.
+/// Nobody is woken: both look when they like. An end that is gone, in whatever way, is one that no longer reads or
+/// writes; whoever has to know of that finds a way beside the ring. What the other writes is checked before it is
+/// believed.
 ///
 /// ```
 /// # use remora::{HostRing, RingShape};

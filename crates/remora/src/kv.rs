@@ -34,8 +34,9 @@ fn room(client: &remora_real::Client, place: Placement) -> usize {
 /// [`KvStore::open`] opens it for another client. Writes of keys that are longer than 3,920 bytes go by
 /// [rings](Client::open_rings) alone.
 ///
-/// It grows while it serves, in buckets and in memory, as long as the node has memory for the client that made it. A store looks for
-/// more buckets itself, now and then; who only [submits](crate::At::submit) [`KvGet`]s and [`KvWrite`]s has it [look](KvStore::look).
+/// It grows while it serves, in buckets and in memory, as long as the node has memory for the client that made it. A
+/// store looks for more buckets itself, now and then; who only [submits](crate::At::submit) [`KvGet`]s and [`KvWrite`]s
+/// has it [look](KvStore::look).
 ///
 /// Any number of clients may read and write it at once. Reads run where the client chooses, at [`Placement::Client`] by
 /// one-sided READs alone; writes run at the node. What is in memory of a client that made it lasts as long as that client is connected.
@@ -101,8 +102,8 @@ impl KvStore {
         *self.known.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks which buckets it has by now, by a READ: each eightfold of them that calls do not know of costs them an access. Once in
-    /// 1,024 calls by this type's functions does so by itself.
+    /// Looks which buckets it has by now, by a READ: each eightfold of them that calls do not know of costs them an
+    /// access. Once in 1,024 calls by this type's functions does so by itself.
     pub fn look(&self, client: &mut Client) -> Result<()> {
         let mut first_bytes = [0; 16];
         client.read(&self.region(), 0, &mut first_bytes)?;
@@ -147,7 +148,8 @@ impl KvStore {
     }
 
     /// Writes a pair, whether its key is there or not. A value of another length may need a block of another length, and a shorter
-    /// one that of a longer: if there is none left, and the node has no more memory for it, that is an error, and the pair stays as it was.
+    /// one that of a longer: if there is none left, and the node has no more memory for it, that is an error, and the
+    /// pair stays as it was.
     pub fn put(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.count(client)?;
         self.write(client, KvWrite::put(self, key.as_ref(), value.as_ref())?).map(drop)
@@ -217,7 +219,8 @@ impl KvStore {
                     if let Ok(value) = found {
                         return Ok(Some(block[value].to_vec()));
                     }
-                    // Somebody writes the pair, or another lies there since its entry was read, or since the chain was moved.
+                    // Somebody writes the pair, or another lies there since its entry was read, or since the chain was
+                    // moved.
                     for (at, was) in [bucket, first] {
                         let mut now = [0; 64];
                         client.read(&region, at, &mut now)?;

@@ -226,8 +226,8 @@ impl Ledger {
         self.lend(connection, len, false)
     }
 
-    /// As [`alloc`](Self::alloc), of a region that [may grow](Region::grow) as long as its client's share allows; or of one that may not,
-    /// if there are no addresses left for it.
+    /// As [`alloc`](Self::alloc), of a region that [may grow](Region::grow) as long as its client's share allows; or of
+    /// one that may not, if there are no addresses left for it.
     pub fn alloc_growing(&mut self, connection: Qpn, len: u64) -> Result<Arc<Region>, LedgerError> {
         self.lend(connection, len, true)
     }
@@ -264,8 +264,8 @@ impl Ledger {
                 (self.registry.register_hidden(self.pd, &buffer, len as usize, access)?, buffer)
             }
         };
-        // A region may have grown since its client's share was looked at, by a little more than that, or else this one is
-        // too much now.
+        // A region may have grown since its client's share was looked at, by a little more than that, or else this one
+        // is too much now.
         let mut accounts = self.accounts.lock();
         if !fits(bytes, accounts.of(client).bytes, accounts.left.bytes) {
             let _ = self.registry.deregister(region.key());

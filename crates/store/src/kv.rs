@@ -101,8 +101,8 @@ impl Kv {
         self.at
     }
 
-    /// The same store, with the buckets that its first bytes (16 at least) say it has by now: calls find their way by those
-    /// that it had before too, by an access more for each eightfold of them. `None` if these are no store's.
+    /// The same store, with the buckets that its first bytes (16 at least) say it has by now: calls find their way by
+    /// those that it had before too, by an access more for each eightfold of them. `None` if these are no store's.
     pub fn seen(&self, first_bytes: &[u8]) -> Option<Kv> {
         let table = table_of(first_bytes)?;
         Some(Kv { at: KvRef { table, ..self.at }, ..*self })
@@ -133,8 +133,8 @@ impl Kv {
     }
 }
 
-/// Five numbers in hexadecimal with `-` between them: address, key of the region, the [table](Table::word) of buckets, seed and bytes. It says all
-/// that another process needs to open the store.
+/// Five numbers in hexadecimal with `-` between them: address, key of the region, the [table](Table::word) of buckets,
+/// seed and bytes. It says all that another process needs to open the store.
 impl fmt::Display for Kv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at: KvRef { base, key, table }, seed, len } = self;

@@ -1,22 +1,23 @@
 //! More buckets, while the store serves.
 //!
-//! When a sixteenth of a table's buckets overflow, whoever appends the next one makes a table of eight times as many, and from then on
-//! writes that append buckets to a chain, or meet one that was moved, move some of the others. Where a chain is moved is one
-//! moment, the swap of the word at the end of its first bucket:
+//! When a sixteenth of a table's buckets overflow, whoever appends the next one makes a table of eight times as many,
+//! and from then on writes that append buckets to a chain, or meet one that was moved, move some of the others. Where a
+//! chain is moved is one moment, the swap of the word at the end of its first bucket:
 //!
-//! - The chain is locked, so that none of its buckets is appended to and no tomb reused, and each of its entries is [`FROZEN`], what
-//!   is 0 a [`TOMB`]. So all of its entries stay what they are. Pairs can be read, and changed where they lie; who wants
-//!   another entry than there is tries again.
-//! - The entries are written to the eight buckets that take its place, which lie side by side and are nobody's yet. Which one an
-//!   entry goes to is said by the hash of its key, which lies in its block and cannot change before the entry does.
+//! - The chain is locked, so that none of its buckets is appended to and no tomb reused, and each of its entries is
+//!   [`FROZEN`], what is 0 a [`TOMB`]. So all of its entries stay what they are. Pairs can be read, and changed where
+//!   they lie; who wants another entry than there is tries again.
+//! - The entries are written to the eight buckets that take its place, which lie side by side and are nobody's yet.
+//!   Which one an entry goes to is said by the hash of its key, which lies in its block and cannot change before the
+//!   entry does.
 //! - The word says [`MOVED`], and which table to look in.
 //!
-//! Who still has an old bucket in hand finds a pair by it if it is there; where it is not, as its block is another's, he looks at
-//! the word again, as its entry says that it is frozen. A chain's old buckets stay as they are for good. They are the way for
-//! callers who know of an old table only, and an eighth of the new ones.
+//! Who still has an old bucket in hand finds a pair by it if it is there; where it is not, as its block is another's,
+//! he looks at the word again, as its entry says that it is frozen. A chain's old buckets stay as they are for good.
+//! They are the way for callers who know of an old table only, and an eighth of the new ones.
 //!
-//! Once all chains are moved the header names the new table for those who begin there. Nobody waits for anybody in all this: a
-//! chain that is locked is left to the next, and where there is no room the chains get longer.
+//! Once all chains are moved the header names the new table for those who begin there. Nobody waits for anybody in all
+//! this: a chain that is locked is left to the next, and where there is no room the chains get longer.
 
 use super::item::{LONGEST_KEY, hash, word_at};
 use super::params::Table;
@@ -131,8 +132,8 @@ impl<M: Memory> Store<'_, M> {
         Ok(words(&bytes))
     }
 
-    /// Freezes all entries of a locked chain, whose first bucket was so just now, and which it adds to `frozen` with their places. Returns those of each bucket that takes
-    /// its first one's place.
+    /// Freezes all entries of a locked chain, whose first bucket was so just now, and which it adds to `frozen` with
+    /// their places. Returns those of each bucket that takes its first one's place.
     async fn freeze(
         &self,
         (first, words): (u64, [u64; 8]),

@@ -119,7 +119,8 @@ fn a_table_that_there_is_no_room_for_is_made_later() {
     assert_eq!(entries(&|at| memory.word(at)).0.len() as u32, filled + more + 1);
 }
 
-/// A peer that writes what it likes holds nobody up: a chain without an end is not moved, and nothing stays locked or frozen.
+/// A peer that writes what it likes holds nobody up: a chain without an end is not moved, and nothing stays locked or
+/// frozen.
 #[test]
 fn a_chain_without_an_end_is_left_where_it_is() {
     let (memory, at, next) = (Stepped::growing(1, 256 << 10, 256 << 10), store(1), Table { lg_buckets: 4, place: 32 });

@@ -64,8 +64,8 @@ impl Table {
         u64::from(self.place) * HEADER_BYTES + index * BUCKET_BYTES as u64
     }
 
-    /// Which bucket a hash's chain begins with: bits from 47 on down, so that buckets that take the place of one lie side by
-    /// side. Those above are in entries.
+    /// Which bucket a hash's chain begins with: bits from 47 on down, so that buckets that take the place of one lie
+    /// side by side. Those above are in entries.
     pub(super) fn index(self, hash: u64) -> u64 {
         (hash << 16).checked_shr(64 - u32::from(self.lg_buckets)).unwrap_or(0)
     }
@@ -77,9 +77,9 @@ impl Table {
 }
 
 /// Parameters: `base` u64, `hash` u64, `key` u32, `lg_buckets` u8, flags u8 (bit 0: the pair lies in a block), length of
-/// the key u16, length of the value u32, the table's place u32 (0: the first one's); then the key, and the value or, for a block, its offset u64 and
-/// the pair's checksum u64.
-/// The reply of a GET is the value, that of a reservation the block's offset u64; others have none.
+/// the key u16, length of the value u32, the table's place u32 (0: the first one's); then the key, and the value or,
+/// for a block, its offset u64 and the pair's checksum u64. The reply of a GET is the value, that of a reservation the
+/// block's offset u64; others have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvParams<'a> {
     /// The store.

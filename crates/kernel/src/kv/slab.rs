@@ -92,8 +92,8 @@ impl<M: Memory> Store<'_, M> {
         self.take(slab(class).1, 64).await
     }
 
-    /// Bytes that nobody has had and that are zero, by their offset, a multiple of `align`: if there is room for them, or the region
-    /// can be longer.
+    /// Bytes that nobody has had and that are zero, by their offset, a multiple of `align`: if there is room for them,
+    /// or the region can be longer.
     pub(super) async fn take(&self, bytes: u64, align: u64) -> Result<Option<u64>, Status> {
         let mut len = self.word(BUMP + 8).await?;
         loop {
@@ -114,7 +114,8 @@ impl<M: Memory> Store<'_, M> {
         }
     }
 
-    /// Has the region grow to this offset at least: by a quarter at a time, so that it is seldom, or by as much as it may.
+    /// Has the region grow to this offset at least: by a quarter at a time, so that it is seldom, or by as much as it
+    /// may.
     fn lengthen(&self, len: u64, end: u64) -> Option<u64> {
         let more = len.saturating_add(len / 4).max(end).checked_next_multiple_of(SLAB).unwrap_or(end);
         [more, end].into_iter().find(|&end| end <= LONGEST && self.grow_region(end))

@@ -21,8 +21,8 @@ pub const HEADER_BYTES: u64 = 4096;
 pub const TOMB: u64 = 1;
 /// Marks a store.
 const MAGIC: u64 = u64::from_le_bytes(*b"rem-kv/2");
-/// Where the header says which table has all pairs, and behind that: the seed of hashes, the table that pairs are moved to
-/// (the same if that is done), how far that is, and how many buckets overflow.
+/// Where the header says which table has all pairs, and behind that: the seed of hashes, the table that pairs are moved
+/// to (the same if that is done), how far that is, and how many buckets overflow.
 pub(super) const ROOT: u64 = 8;
 /// A chain is locked.
 pub(super) const LOCK: u64 = 1 << 63;
@@ -40,8 +40,8 @@ const TRIES: u32 = 64;
 /// limits: one that was cut off there would leave a lock behind.
 const LIMITS: Limits = Limits { steps: 4096, bytes: 16 << 20 };
 
-/// What the first bytes of a store are, in `len` bytes of zeros: the rest is as it should be. All who ask it hash with `seed`.
-/// `None` if so many buckets leave no room for a pair.
+/// What the first bytes of a store are, in `len` bytes of zeros: the rest is as it should be. All who ask it hash with
+/// `seed`. `None` if so many buckets leave no room for a pair.
 pub fn header(lg_buckets: u8, len: u64, seed: u64) -> Option<[u8; 80]> {
     let table = Table::first(lg_buckets);
     let slabs = HEADER_BYTES.checked_add(Table::from_word(table.word())?.bytes())?;
@@ -56,8 +56,8 @@ pub fn header(lg_buckets: u8, len: u64, seed: u64) -> Option<[u8; 80]> {
     Some(out)
 }
 
-/// The table that all pairs of a store are found by, as the first 16 bytes of the store say it: for who asks it often and may know
-/// of an old one.
+/// The table that all pairs of a store are found by, as the first 16 bytes of the store say it: for who asks it often
+/// and may know of an old one.
 pub fn table_of(header: &[u8]) -> Option<Table> {
     let (magic, rest) = header.split_first_chunk()?;
     let table = Table::from_word(u64::from_le_bytes(*rest.first_chunk()?));
@@ -65,9 +65,9 @@ pub fn table_of(header: &[u8]) -> Option<Table> {
 }
 
 /// For who reads a store by himself: the offsets and lengths of blocks that a bucket names for this hash, and the offset
-/// of the next bucket, if there is one, with how many are in front of it, which it is to come with. The first is at `None`. While one
-/// reads, pairs may be moved: who has not found a key in a bucket that is in front of none may have to look at that again, as
-/// whoever comes from there does.
+/// of the next bucket, if there is one, with how many are in front of it, which it is to come with. The first is at
+/// `None`. While one reads, pairs may be moved: who has not found a key in a bucket that is in front of none may have
+/// to look at that again, as whoever comes from there does.
 #[allow(clippy::type_complexity, reason = "blocks, and a bucket")]
 pub fn locate(
     store: KvRef,
@@ -230,7 +230,8 @@ struct Missed {
     /// The first entry that is 0, and the first tomb.
     zero: Option<u64>,
     tomb: Option<u64>,
-    /// The word behind the first bucket's entries with its place, and that of the last, and the buckets in front of that.
+    /// The word behind the first bucket's entries with its place, and that of the last, and the buckets in front of
+    /// that.
     first: (u64, u64),
     last: (u64, u64),
     depth: u32,

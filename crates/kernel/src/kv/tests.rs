@@ -340,8 +340,8 @@ const OPS: [u64; 5] = [op::KV_PUT, op::KV_PUT, op::KV_UPDATE, op::KV_DELETE, op:
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Calls of few keys in one chain or a few, some at once and in steps of any order, of which some may move chains to a larger
-    /// table: each key's answers have an order.
+    /// Calls of few keys in one chain or a few, some at once and in steps of any order, of which some may move chains
+    /// to a larger table: each key's answers have an order.
     #[test]
     fn calls_at_once_are_as_one_after_the_other(
         calls in prop::collection::vec((0..OPS.len(), 0..4u8, 0..150usize), 1..40),
