@@ -416,6 +416,14 @@ impl Memory for HostMemory {
         }
     }
 
+    fn grow(&self, key: u32, end: u64) -> bool {
+        let Domain { registry, pd, .. } = &*self.0.domain;
+        let may = |region: &Arc<Region>| region.check(*pd, region.va(), 1, Access::REMOTE_WRITE).is_ok();
+        // Who has not reached its first byte by key and address is not told of it.
+        let region = registry.lookup(key).filter(|region| !self.0.denied.load(Ordering::Relaxed) && may(region));
+        region.is_some_and(|region| end > region.va() && region.grow(end - region.va()))
+    }
+
     fn afford(&self, bytes: usize) -> Result<(), Fault> {
         self.0.budget.after(bytes).map(drop)
     }

@@ -75,6 +75,13 @@ pub trait Memory {
         _ = bytes;
     }
 
+    /// Whether a region that the call may write to reaches up to this address, once it has grown if it may. It does not
+    /// where regions do not grow.
+    fn grow(&self, key: u32, end: u64) -> bool {
+        _ = (key, end);
+        false
+    }
+
     /// Replaces what is left of the call's [`Limits`]: for a kernel that has its own, before its first access. Nothing
     /// where calls have no limits.
     fn set_limits(&self, limits: Limits) {
@@ -296,6 +303,10 @@ impl<M: Memory> Memory for Limited<'_, M> {
 
     fn set_limits(&self, limits: Limits) {
         self.budget.set(limits);
+    }
+
+    fn grow(&self, key: u32, end: u64) -> bool {
+        self.memory.grow(key, end)
     }
 
     fn afford(&self, bytes: usize) -> Result<(), Fault> {

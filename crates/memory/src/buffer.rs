@@ -87,12 +87,23 @@ impl Buffer {
                 return Ok(Buffer::mapping(ptr.cast(), len, Owner::Anonymous(size), PageKind::Huge));
             }
         }
+        Buffer::ordinary(len, MapFlags::PRIVATE)
+    }
+
+    /// Maps `len` zeroed bytes of which the system is to set aside none before they are touched: for memory that grows,
+    /// as long as it may ever be.
+    pub fn reserved(len: usize) -> io::Result<Buffer> {
+        Buffer::ordinary(len, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    fn ordinary(len: usize, flags: MapFlags) -> io::Result<Buffer> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // Room to begin on a 2 MB border, without which the kernel has no place for huge pages.
         let slack = if len >= HUGE_PAGE { HUGE_PAGE } else { 0 };
         let size = round_up(len, SMALL_PAGE)?;
         let total = size.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: as above.
-        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), total, prot, MapFlags::PRIVATE)? };
+        // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other memory.
+        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), total, prot, flags)? };
         let skip = if slack > 0 { start.addr().next_multiple_of(HUGE_PAGE) - start.addr() } else { 0 };
         let ptr = start.wrapping_byte_add(skip);
         for (ptr, len) in [(start, skip), (ptr.wrapping_byte_add(size), slack - skip)] {

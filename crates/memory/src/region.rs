@@ -58,7 +58,8 @@ pub enum AccessError {
 /// those that run at that very moment.
 pub struct Region {
     va: u64,
-    len: u64,
+    len: AtomicU64,
+    growth: Option<Growth>,
     map: Map,
     valid: AtomicBool,
     /// Until when peers may READ it; [`NO_LEASE`]: for as long as it is valid.
@@ -66,6 +67,12 @@ pub struct Region {
     access: Access,
     pd: Pd,
     key: u32,
+}
+
+/// Of a region that may get longer: how long at most, and who is asked whether it may, by its key, to be so long.
+pub(crate) struct Growth {
+    pub room: u64,
+    pub may: Box<dyn Fn(u32, u64) -> bool + Send + Sync>,
 }
 
 /// Of a region that is not under a lease.
@@ -105,12 +112,18 @@ impl Region {
             Memory::Pages(pages, buffers) => Map::Pages(pages, buffers),
             Memory::Window(region, at) => Map::Window(region, at.wrapping_sub(va)),
         };
-        let region =
-            Region { va, len, map, valid: AtomicBool::new(true), lease: AtomicU64::new(NO_LEASE), access, pd, key };
+        let (len, valid, lease) = (AtomicU64::new(len), AtomicBool::new(true), AtomicU64::new(NO_LEASE));
+        let region = Region { va, len, growth: None, map, valid, lease, access, pd, key };
         if let Some(lendable) = region.whole().and_then(|buffer| buffer.0.lendable()) {
             lendable.regions.fetch_add(1, Ordering::Relaxed);
         }
         region
+    }
+
+    /// The region, as one that may [grow](Self::grow).
+    pub(crate) fn growing(mut self, growth: Growth) -> Region {
+        self.growth = Some(growth);
+        self
     }
 
     /// A region of no bytes, with all rights, in `pd`: for accesses that move none, whatever key they name.
@@ -140,8 +153,22 @@ impl Region {
 
     /// Number of bytes.
     #[allow(clippy::len_without_is_empty, reason = "no caller asks whether a region is empty")]
+    #[inline]
     pub fn len(&self) -> u64 {
-        self.len
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Whether it has so many bytes, once it has grown to them if it [may](crate::Registry::register_growing): what is
+    /// new of it is zero. Address and key stay, and so does whatever lies in it.
+    pub fn grow(&self, len: u64) -> bool {
+        if self.len() < len {
+            let may = |growth: &&Growth| len <= growth.room && self.is_valid() && (growth.may)(self.key, len);
+            if self.growth.as_ref().filter(may).is_none() {
+                return false;
+            }
+            self.len.fetch_max(len, Ordering::AcqRel);
+        }
+        true
     }
 
     /// The rights that it grants.
@@ -202,7 +229,7 @@ impl Region {
     /// The buffer that this region is all of.
     fn whole(&self) -> Option<&Buffer> {
         match &self.map {
-            Map::Linear(_, buffer) if self.len == buffer.len() as u64 => Some(buffer),
+            Map::Linear(_, buffer) if self.len() == buffer.len() as u64 => Some(buffer),
             _ => None,
         }
     }
@@ -411,8 +438,8 @@ impl Region {
     #[inline]
     fn bounds(&self, va: u64, len: u64) -> Result<(), AccessError> {
         // Below the start this wraps to a number that no region is long enough for.
-        let offset = va.wrapping_sub(self.va);
-        let inside = offset <= self.len && len <= self.len - offset;
+        let (offset, has) = (va.wrapping_sub(self.va), self.len());
+        let inside = offset <= has && len <= has - offset;
         if (inside || len == 0) && self.is_valid() {
             return Ok(());
         }
@@ -456,6 +483,6 @@ impl Region {
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The key opens the region, so it is not shown.
-        write!(f, "Region({} bytes at {:#x}, {:?}, {:?})", self.len, self.va, self.pd, self.access)
+        write!(f, "Region({} bytes at {:#x}, {:?}, {:?})", self.len(), self.va, self.pd, self.access)
     }
 }

@@ -1,6 +1,6 @@
 //! Protection domains, and the regions registered in them under unguessable keys.
 
-use crate::region::{Access, Memory, PAGE_BYTES, Region};
+use crate::region::{Access, Growth, Memory, PAGE_BYTES, Region};
 use crate::window::Window;
 use crate::{Buffer, OutOfBounds};
 use parking_lot::RwLock;
@@ -180,12 +180,36 @@ impl Registry {
         len: usize,
         access: Access,
     ) -> Result<Arc<Region>, RegisterError> {
+        let va = self.hidden(buffer, len)?;
+        self.register(pd, buffer, 0, len, Some(va), access)
+    }
+
+    /// As [`register_hidden`](Self::register_hidden), of a region that [may grow](Region::grow) up to the length of
+    /// `buffer`: whether it may have so many bytes says `may`, to which its key and their number are given, maybe by
+    /// several threads at once.
+    pub fn register_growing(
+        &self,
+        pd: Pd,
+        buffer: &Buffer,
+        len: usize,
+        access: Access,
+        may: impl Fn(u32, u64) -> bool + Send + Sync + 'static,
+    ) -> Result<Arc<Region>, RegisterError> {
+        let room = buffer.len();
+        let va = Some(self.hidden(buffer, room)?);
+        let ((va, _), memory) = Translation { buffer, offset: 0, len: room, va }.check()?;
+        buffer.at(0, len)?;
+        let growth = Growth { room: room as u64, may: Box::new(may) };
+        self.insert_as(pd, (va, len as u64), access, memory, |region| region.growing(growth))
+    }
+
+    /// An address for the first of these bytes.
+    fn hidden(&self, buffer: &Buffer, len: usize) -> Result<u64, RegisterError> {
         const PAGE: u64 = 4096;
         let start = buffer.at(0, len)?.addr() as u64;
         let drawn = self.0.write().keys.next_u64() >> 1;
         // At least a page, so that no region of these is zero-based.
-        let va = (drawn & !(PAGE - 1)).max(PAGE) | start & (PAGE - 1);
-        self.register(pd, buffer, 0, len, Some(va), access)
+        Ok((drawn & !(PAGE - 1)).max(PAGE) | start & (PAGE - 1))
     }
 
     /// Registers `len` bytes under the addresses from `va` on, which lie scattered: each `(buffer, offset)` holds the
@@ -284,10 +308,21 @@ impl Registry {
     }
 
     fn insert(&self, pd: Pd, range: (u64, u64), access: Access, memory: Memory) -> Result<Arc<Region>, RegisterError> {
+        self.insert_as(pd, range, access, memory, |region| region)
+    }
+
+    fn insert_as(
+        &self,
+        pd: Pd,
+        range: (u64, u64),
+        access: Access,
+        memory: Memory,
+        finish: impl FnOnce(Region) -> Region,
+    ) -> Result<Arc<Region>, RegisterError> {
         check_rights(access)?;
         let inner = &mut *self.0.write();
         let key = inner.new_key(pd)?;
-        let region = Arc::new(Region::new(key, pd, range, access, memory));
+        let region = Arc::new(finish(Region::new(key, pd, range, access, memory)));
         inner.entries.insert(key >> 8, Entry::Region { region: region.clone(), windows: 0 });
         Ok(region)
     }
@@ -388,6 +423,40 @@ mod tests {
         for (va, len) in [(960, 128), (1024, 64), (u64::MAX - 63, 64)] {
             assert_eq!(region.write_streamed(va, &vec![1; len]), Err(AccessError::OutOfBounds), "{len} bytes at {va}");
         }
+    }
+
+    #[test]
+    fn a_region_that_may_grow_does_where_it_is() {
+        let registry = Registry::new([1; 32]);
+        let (pd, buffer) = (registry.alloc_pd(), Buffer::reserved(1 << 30).unwrap());
+        let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let may = {
+            let asked = asked.clone();
+            move |key, len| {
+                asked.lock().push((key, len));
+                len <= 1 << 22
+            }
+        };
+        let region = registry.register_growing(pd, &buffer, 4096, ALL, may).unwrap();
+        let last = region.va() + (1 << 22) - 8;
+        region.write(region.va(), &[7; 4096]).unwrap();
+        assert_eq!((region.len(), region.write(last, &[1; 8])), (4096, Err(AccessError::OutOfBounds)));
+        // Who asks for what there is asks nobody, and nobody is asked for what there is no room for.
+        assert_eq!(
+            [100, 1 << 22, 1 << 22, 1 << 23, (1 << 30) + 1].map(|len| region.grow(len)),
+            [true, true, true, false, false]
+        );
+        assert_eq!(*asked.lock(), [(region.key(), 1 << 22), (region.key(), 1 << 23)]);
+        let mut word = [9; 8];
+        region.read(region.va() + 4096, &mut word).unwrap();
+        assert_eq!((word, region.fetch_add(last, 5)), ([0; 8], Ok(0)));
+        assert_eq!(region.write(last + 8, &[1]), Err(AccessError::OutOfBounds));
+        region.read(region.va() + 4088, &mut word).unwrap();
+        assert_eq!(word, [7; 8]);
+        registry.deregister(region.key()).unwrap();
+        assert!(!region.grow(1 << 22 | 1));
+        let plain = registry.register(pd, &buffer, 0, 4096, None, ALL).unwrap();
+        assert!(plain.grow(4096) && !plain.grow(4097));
     }
 
     #[test]

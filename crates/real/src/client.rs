@@ -393,7 +393,19 @@ impl Client {
     /// Registers `len` bytes of memory on the node, zeroed, readable and writable by this node's clients who know the
     /// key. It is given back when this client disconnects.
     pub fn alloc(&mut self, len: u64) -> Result<RemoteRegion, Error> {
-        let reply = self.node_call("allocate memory", op::ALLOC, &len.to_le_bytes())?;
+        self.alloc_by(len, &len.to_le_bytes())
+    }
+
+    /// As [`alloc`](Self::alloc), for what grows by itself while kernels work on it, as a key-value store does: up to
+    /// half of the node's memory.
+    pub fn alloc_growing(&mut self, len: u64) -> Result<RemoteRegion, Error> {
+        let mut params = len.to_le_bytes().to_vec();
+        params.push(1);
+        self.alloc_by(len, &params)
+    }
+
+    fn alloc_by(&mut self, len: u64, params: &[u8]) -> Result<RemoteRegion, Error> {
+        let reply = self.node_call("allocate memory", op::ALLOC, params)?;
         match (u64_at(&reply, 0), u32_at(&reply, 8)) {
             (Some(va), Some(key)) => Ok(RemoteRegion { va, key, len }),
             _ => Err(Error::Node { what: "allocate memory", why: "its answer is too short".into() }),

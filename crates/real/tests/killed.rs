@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use remora_kernel::btree::{BuildError, LOCKED, Shape, TreeParams, TreeRef};
-use remora_kernel::kv::{KvParams, KvRef, hash, header};
+use remora_kernel::kv::{KvParams, KvRef, hash, header, table_of};
 use remora_kernel::{Placement, Status, op};
 use remora_real::{Client, ClientConfig, Node, NodeConfig, RingConfig};
 use remora_testing::eventually;
@@ -59,7 +59,7 @@ fn a_client_that_is_killed() {
             };
             write_tree(mine, accesses, tree)
         }
-        ("kv", &[mine, turns, base, key]) => write_kv(mine, turns, KvRef { base, key: key as u32, lg_buckets: 2 }),
+        ("kv", &[mine, turns, base, key]) => write_kv(mine, turns, KvRef::new(base, key as u32, 2)),
         other => panic!("{other:?}"),
     }
 }
@@ -165,6 +165,9 @@ fn a_tree_is_whole_again_whenever_its_writers_are_killed() {
     }
 }
 
+/// Keys that children write to a key-value store.
+const KV_KEYS: u64 = 600;
+
 fn pair(at: KvRef, key: u64, writer: u64, number: u64) -> Vec<u8> {
     let (name, mut out) = (key.to_le_bytes(), Vec::new());
     let value: Vec<u64> = (0..1 + (number * 7 + writer) % 40).map(|at| at ^ key ^ writer << 32).collect();
@@ -186,7 +189,7 @@ fn write_kv(mine: u64, turns: u64, at: KvRef) -> ! {
         client.open_rings(place, RingConfig::default()).expect("rings");
     }
     for number in 0.. {
-        let params = pair(at, number * 7 % 30, mine, number);
+        let params = pair(at, (number * 7 + mine * 50) % KV_KEYS, mine, number);
         let place = if number % 2 == 0 { Placement::Nic } else { Placement::Host };
         let _ = match number % 3 {
             0 => client.submit(place, op::KV_PUT, &params, 0),
@@ -207,15 +210,16 @@ fn write_kv(mine: u64, turns: u64, at: KvRef) -> ! {
 fn a_key_value_store_is_whole_whenever_its_writers_are_killed() {
     let _node = Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(address(60)) }).expect("node");
     let mut owner = connect(60, 61);
-    let region = owner.alloc(8 << 20).expect("memory");
-    owner.write(&region, 0, &header(2, 8 << 20).expect("room")).expect("write");
-    let at = KvRef { base: region.va, key: region.key, lg_buckets: 2 };
+    // Of few buckets and little memory: they die while there get more of both.
+    let region = owner.alloc_growing(300 << 10).expect("memory");
+    owner.write(&region, 0, &header(2, 300 << 10, 3).expect("room")).expect("write");
+    let at = KvRef::new(region.va, region.key, 2);
     // A client would leave a lock behind, so it is not let.
     let (status, _) = owner.call(Placement::Client, op::KV_PUT, &pair(at, 1, 1, 1)).expect("a call");
     assert_eq!(status, remora_kernel::kv::NOT_HERE);
     let children: Vec<Child> = (0..CHILDREN).map(|n| child("kv", &[n, n, at.base, at.key.into()])).collect();
     children.into_iter().for_each(was_killed);
-    for key in 0..30u64 {
+    for key in 0..KV_KEYS {
         for (place, number) in [(Placement::Nic, 5), (Placement::Host, 39)] {
             // Calls of the dead may still run.
             let (name, mut get) = (key.to_le_bytes(), Vec::new());
@@ -231,4 +235,7 @@ fn a_key_value_store_is_whole_whenever_its_writers_are_killed() {
             assert!(status == Status::Ok && is_whole(key, &value), "key {key}: {status:?} {value:?}");
         }
     }
+    let mut first_bytes = [0; 16];
+    owner.read(&region, 0, &mut first_bytes).expect("read");
+    assert!(table_of(&first_bytes).expect("a store").lg_buckets > 2);
 }

@@ -1,9 +1,10 @@
 //! The key-value store in the real world: callers at once, by every way, and one that is gone in the middle.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use remora_kernel::kv::{KvParams, KvRef, hash, header, locate, pair, value_in};
+use remora_kernel::kv::{KvParams, KvRef, hash, header, locate, pair, table_of, value_in};
 use remora_kernel::{Placement, Status, op};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion, RingConfig};
 use remora_service::CallKind;
@@ -94,8 +95,8 @@ fn ask(client: &mut Client, placement: Placement, op: u64, params: &[u8]) -> (St
 
 fn store(client: &mut Client) -> (RemoteRegion, KvRef) {
     let region = client.alloc(LEN).expect("memory");
-    client.write(&region, 0, &header(LG_BUCKETS, LEN).expect("room")).expect("write");
-    (region, KvRef { base: region.va, key: region.key, lg_buckets: LG_BUCKETS })
+    client.write(&region, 0, &header(LG_BUCKETS, LEN, 3).expect("room")).expect("write");
+    (region, KvRef::new(region.va, region.key, LG_BUCKETS))
 }
 
 #[test]
@@ -134,6 +135,71 @@ fn callers_at_once_and_one_that_vanishes_leave_a_whole_store() {
                 let is_right = reply == bytes || is_whole(key, &reply) && (10..13).contains(&reply[4]);
                 assert!(status == Status::Ok && is_right, "key {key} at the {place}: {status:?} {reply:?}");
             }
+        }
+    }
+}
+
+/// A store of two buckets and 200 KB gets thousands of pairs: whoever reads meanwhile, by one-sided READs too, finds
+/// all that were put before.
+#[test]
+fn a_store_grows_under_its_writers_and_readers() {
+    const EACH: u32 = 4000;
+    const SMALL: u64 = 200 << 10;
+    let _node = Node::start(NodeConfig { memory_limit: 64 << 20, ..NodeConfig::new(ip(61)) }).expect("node");
+    let connect = |last| {
+        let mut client = Client::connect(ClientConfig::new(ip(61), ip(last))).expect("connection");
+        for placement in [Placement::Nic, Placement::Host] {
+            client.open_rings(placement, RingConfig::default()).expect("rings");
+        }
+        client
+    };
+    let mut owner = connect(62);
+    let region = owner.alloc_growing(SMALL).expect("memory");
+    owner.write(&region, 0, &header(1, SMALL, 3).expect("room")).expect("write");
+    let at = KvRef::new(region.va, region.key, 1);
+    let put: [AtomicU32; 2] = Default::default();
+    std::thread::scope(|scope| {
+        for (writer, put) in (0..).zip(&put) {
+            scope.spawn(move || {
+                let mut client = connect(63 + writer);
+                for n in 0..EACH {
+                    let key = n * 2 + u32::from(writer);
+                    let place = [Placement::Nic, Placement::Host][n as usize % 2];
+                    let params = params(at, key, &value(key, writer, n));
+                    assert_eq!(ask(&mut client, place, op::KV_PUT, &params).0, Status::Ok, "{key}");
+                    put.store(n + 1, Ordering::Release);
+                }
+            });
+        }
+        for (reader, put) in (0..).zip(&put) {
+            scope.spawn(move || {
+                let mut client = connect(65 + reader);
+                for turn in 0.. {
+                    let there = put.load(Ordering::Acquire);
+                    // One of the latest, or of all.
+                    let n =
+                        if turn % 2 == 0 { there.wrapping_sub(1 + turn / 2 % 20) } else { turn * 7919 % there.max(1) };
+                    if n < there {
+                        let key = n * 2 + u32::from(reader);
+                        let place = Placement::REAL[turn as usize % 3];
+                        let (status, found) = ask(&mut client, place, op::KV_GET, &params(at, key, &[]));
+                        assert_eq!((status, found), (Status::Ok, value(key, reader, n)), "key {key} at the {place}");
+                    }
+                    if there == EACH {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    let mut first_bytes = [0; 16];
+    owner.read(&region, 0, &mut first_bytes).expect("read");
+    let grown = KvRef { table: table_of(&first_bytes).expect("a store"), ..at };
+    assert!(grown.table.lg_buckets >= 7, "{grown:?}");
+    for key in 0..2 * EACH {
+        let wanted = (Status::Ok, value(key, (key % 2) as u8, key / 2));
+        for at in [at, grown] {
+            assert_eq!(ask(&mut owner, Placement::Nic, op::KV_GET, &params(at, key, &[])), wanted, "key {key}");
         }
     }
 }
@@ -208,8 +274,9 @@ fn a_value_of_a_megabyte_goes_by_one_sided_verbs() {
     let (status, _) = client.call(Placement::Host, op::KV_GET, &reserve).expect("call");
     assert_eq!(status, Status::ReplyTooLong);
     let mut bucket = [0; 64];
-    client.read(&region, locate(at, of_key.hash, None).1.expect("a bucket"), &mut bucket).expect("read");
-    let (blocks, _) = locate(at, of_key.hash, Some((&bucket, 0)));
+    let (first, depth) = locate(at, of_key.hash, None).1.expect("a bucket");
+    client.read(&region, first, &mut bucket).expect("read");
+    let (blocks, _) = locate(at, of_key.hash, Some((&bucket, depth)));
     let mut bytes = vec![0; blocks[0].1 as usize];
     client.read(&region, blocks[0].0, &mut bytes).expect("read");
     assert!(bytes[value_in(&bytes, key).expect("the pair")] == long);

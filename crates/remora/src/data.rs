@@ -113,6 +113,11 @@ impl Arena for Client {
         Ok(Place { va: region.va, key: region.key })
     }
 
+    fn alloc_growing(&mut self, len: u64) -> Result<Place> {
+        let region = self.real()?.alloc_growing(len)?;
+        Ok(Place { va: region.va, key: region.key })
+    }
+
     fn write(&mut self, at: Place, bytes: &[u8]) -> Result<()> {
         let region = RemoteRegion { va: at.va, key: at.key, len: bytes.len() as u64 };
         Client::write(self, &region, 0, bytes)

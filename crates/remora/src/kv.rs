@@ -1,6 +1,8 @@
 //! A key-value store of byte keys in a node's memory.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use remora_kernel::kv::{KvParams, KvValue, NO_ROOM, locate, pair, value_in};
 use remora_kernel::{Placement, Status, op};
@@ -12,6 +14,8 @@ use crate::{Client, RemoteRegion, Result, TypedCall};
 
 /// How often a call is made again while others write the same pair: one of them may wait for a core.
 const TRIES: u32 = 1000;
+/// Calls after which a client looks whether a store has more buckets by now.
+const LOOK: u32 = 1024;
 /// Of a packet or message, for headers.
 const HEADERS: usize = 128;
 /// Bytes of a call's parameters that are neither key nor value, at most.
@@ -29,6 +33,10 @@ fn room(client: &remora_real::Client, place: Placement) -> usize {
 /// A key-value store in the memory of a node: keys of up to 4 KB, values of up to 1 MB. [`Client::create_store`] makes one,
 /// [`KvStore::open`] opens it for another client. Writes of keys that are longer than 3,920 bytes go by
 /// [rings](Client::open_rings) alone.
+///
+/// It grows while it serves, in buckets and in memory, as long as the node has memory for the client that made it. A
+/// store looks for more buckets itself, now and then; who only [submits](crate::At::submit) [`KvGet`]s and [`KvWrite`]s
+/// has it [look](KvStore::look).
 ///
 /// Any number of clients may read and write it at once. Reads run where the client chooses, at [`Placement::Client`] by
 /// one-sided READs alone; writes run at the node. What is in memory of a client that made it lasts as long as that client is connected.
@@ -64,20 +72,57 @@ fn room(client: &remora_real::Client, place: Placement) -> usize {
 /// ```
 #[derive(Clone, Debug)]
 pub struct KvStore {
-    at: Kv,
+    known: Arc<Known>,
     place: Placement,
+}
+
+/// What is known of a store, by all of its clones.
+#[derive(Debug)]
+struct Known {
+    at: Mutex<Kv>,
+    /// Calls until the next look at its buckets.
+    until_look: AtomicU32,
 }
 
 impl KvStore {
     /// Opens a store that another client has made.
     pub fn open(place: Kv) -> Self {
-        Self { at: place, place: Placement::Host }
+        // It may have grown since its place was told.
+        Self::known(place, 0)
+    }
+
+    fn known(place: Kv, until_look: u32) -> Self {
+        let known = Known { at: Mutex::new(place), until_look: AtomicU32::new(until_look) };
+        Self { known: Arc::new(known), place: Placement::Host }
     }
 
     /// Where it is, and its seed, to be told to others as a string too: who knows both can open it, and who knows the seed can
     /// choose keys that make it slow.
     pub fn place(&self) -> Kv {
-        self.at
+        *self.known.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks which buckets it has by now, by a READ: each eightfold of them that calls do not know of costs them an
+    /// access. Once in 1,024 calls by this type's functions does so by itself.
+    pub fn look(&self, client: &mut Client) -> Result<()> {
+        let mut first_bytes = [0; 16];
+        client.read(&self.region(), 0, &mut first_bytes)?;
+        let seen = self.place().seen(&first_bytes);
+        if let Some(seen) = seen {
+            *self.known.at.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+        }
+        self.known.until_look.store(LOOK, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A call is about to be made.
+    fn count(&self, client: &mut Client) -> Result<()> {
+        // Clones that count at once may look once too often.
+        match self.known.until_look.load(Ordering::Relaxed).checked_sub(1) {
+            Some(left) => self.known.until_look.store(left, Ordering::Relaxed),
+            None => self.look(client)?,
+        }
+        Ok(())
     }
 
     /// Has this client's calls run at a place; at first it is [`Placement::Host`]. At [`Placement::Client`] that holds for
@@ -89,6 +134,7 @@ impl KvStore {
 
     /// The value of a key.
     pub fn get(&self, client: &mut Client, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        self.count(client)?;
         let KvGet(params) = KvGet::new(self, key.as_ref())?;
         if self.place != Placement::Client && FRONT + params.key.len() > room(client.real()?, self.place) {
             return self.read(client, params.key);
@@ -102,18 +148,22 @@ impl KvStore {
     }
 
     /// Writes a pair, whether its key is there or not. A value of another length may need a block of another length, and a shorter
-    /// one that of a longer: if there is none left that is an error, and the pair stays as it was.
+    /// one that of a longer: if there is none left, and the node has no more memory for it, that is an error, and the
+    /// pair stays as it was.
     pub fn put(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.count(client)?;
         self.write(client, KvWrite::put(self, key.as_ref(), value.as_ref())?).map(drop)
     }
 
     /// Writes the value of a key that is there. False if it is not.
     pub fn update(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        self.count(client)?;
         self.write(client, KvWrite::update(self, key.as_ref(), value.as_ref())?)
     }
 
     /// Takes a pair out. False if there is none.
     pub fn remove(&self, client: &mut Client, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.count(client)?;
         self.write(client, KvWrite::remove(self, key.as_ref())?)
     }
 
@@ -153,13 +203,14 @@ impl KvStore {
 
     /// Reads a value that is longer than a reply, by one-sided READs.
     fn read(&self, client: &mut Client, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let (hash, region) = (self.at.hash(key), self.region());
+        let (place, region) = (self.place(), self.region());
+        let (store, hash) = (place.at(), place.hash(key));
         'again: for tries in 0..TRIES {
             if tries > 0 {
                 std::thread::yield_now();
             }
-            let (mut bucket, mut at, mut depth) = ([0; 64], 0, 0);
-            let (mut blocks, mut next) = locate(self.at.at(), hash, None);
+            let (mut first, mut bucket) = ((0, [0; 64]), (0, [0; 64]));
+            let (mut blocks, mut next) = locate(store, hash, None);
             loop {
                 for (place, len) in blocks {
                     let mut block = vec![0; len as usize];
@@ -168,18 +219,23 @@ impl KvStore {
                     if let Ok(value) = found {
                         return Ok(Some(block[value].to_vec()));
                     }
-                    // Somebody writes the pair, or another lies there since its entry was read.
-                    let mut now = [0; 64];
-                    client.read(&region, at, &mut now)?;
-                    if found == Err(true) || now != bucket {
-                        continue 'again;
+                    // Somebody writes the pair, or another lies there since its entry was read, or since the chain was
+                    // moved.
+                    for (at, was) in [bucket, first] {
+                        let mut now = [0; 64];
+                        client.read(&region, at, &mut now)?;
+                        if found == Err(true) || now != was {
+                            continue 'again;
+                        }
                     }
                 }
-                let Some(following) = next else { return Ok(None) };
-                at = following;
-                client.read(&region, at, &mut bucket)?;
-                (blocks, next) = locate(self.at.at(), hash, Some((&bucket, depth)));
-                depth += 1;
+                let Some((at, depth)) = next else { return Ok(None) };
+                bucket.0 = at;
+                client.read(&region, at, &mut bucket.1)?;
+                if depth == 0 {
+                    first = bucket;
+                }
+                (blocks, next) = locate(store, hash, Some((&bucket.1, depth)));
             }
         }
         Err(refused(Status::Inconsistent))
@@ -197,7 +253,9 @@ impl KvStore {
     }
 
     fn region(&self) -> RemoteRegion {
-        RemoteRegion { va: self.at.place().va, key: self.at.place().key, len: self.at.len() }
+        // However long it is by now: the node knows.
+        let place = self.place().place();
+        RemoteRegion { va: place.va, key: place.key, len: (u64::MAX - place.va).min(1 << 47) }
     }
 }
 
@@ -209,7 +267,7 @@ pub struct KvGet<'k>(KvParams<'k>);
 impl<'k> KvGet<'k> {
     /// Of a store.
     pub fn new<K: AsRef<[u8]> + ?Sized>(store: &KvStore, key: &'k K) -> Result<Self> {
-        store.at.key(key.as_ref()).map(Self).map_err(argument)
+        store.place().key(key.as_ref()).map(Self).map_err(argument)
     }
 }
 
@@ -266,7 +324,7 @@ impl<'k> KvWrite<'k> {
     }
 
     fn new(store: &KvStore, op: u64, key: &'k [u8], value: &'k [u8]) -> Result<Self> {
-        let params = store.at.pair(key, value).map_err(argument)?;
+        let params = store.place().pair(key, value).map_err(argument)?;
         Ok(Self { op, params })
     }
 }
@@ -322,7 +380,9 @@ fn argument(error: KvError) -> Error {
 
 fn refused(status: Status) -> Error {
     let why = match status {
-        NO_ROOM => "its memory is used up, or was cut for pairs of other lengths: make a larger one".into(),
+        NO_ROOM => {
+            "its memory is used up, and the node has no more for the client that made it: start the node with a larger --memory".into()
+        }
         Status::Inconsistent => "others write the same pair all the time: ask again".into(),
         Status::AccessDenied => "its memory is gone, as the client is that made it".into(),
         status => format!("{status:?}"),
@@ -335,6 +395,6 @@ impl Client {
     pub fn create_store(&mut self, shape: &KvShape) -> Result<KvStore> {
         // Nobody who does not know it can choose keys that come together; a state is unlike any other, and not to be guessed.
         let seed = RandomState::new().build_hasher().finish();
-        Kv::create(shape, seed, self)?.map(KvStore::open).map_err(argument)
+        Kv::create(shape, seed, self)?.map(|at| KvStore::known(at, LOOK)).map_err(argument)
     }
 }

@@ -63,7 +63,7 @@ fn clients_that_write_the_same_pairs_of_any_length_read_whole_ones() {
 
 #[test]
 fn what_is_too_long_or_has_no_room_is_refused_with_a_reason() {
-    let node = Node::local().unwrap();
+    let node = Node::builder().memory_limit(32 << 20).bind_local().unwrap();
     let mut client = Client::connect(node.address()).unwrap();
     let store = client.create_store(&KvShape { pairs: 1, key_bytes: 8, value_bytes: 8 }).unwrap();
     let refused = |e: remora::Error| e.to_string();
@@ -129,4 +129,40 @@ fn embeddings_are_reduced_alike_in_every_place_and_by_rings() {
         assert_eq!(sum, expected, "{place}");
     }
     assert!(Reduce::new(&table, Reduction::Sum, &[3000]).is_err());
+}
+
+/// Made for a few pairs, it takes many, and some long ones; a client with its first place finds them, by READs as well.
+#[test]
+fn a_store_takes_more_than_it_was_made_for() {
+    let node = Node::builder().memory_limit(512 << 20).bind_local().unwrap();
+    let mut client = Client::connect(node.address()).unwrap();
+    let store = client.create_store(&KvShape { pairs: 16, key_bytes: 16, value_bytes: 64 }).unwrap();
+    let first = store.place();
+    let value = |n: u32| vec![n as u8; 20 + n as usize % 300];
+    for n in 0..6000u32 {
+        store.put(&mut client, n.to_le_bytes(), value(n)).unwrap();
+    }
+    let long = |n: u8| vec![n; 1 << 20];
+    for n in 0..20 {
+        store.put(&mut client, [n, 1, 2, 3, 4], long(n)).unwrap();
+    }
+    store.look(&mut client).unwrap();
+    assert!(store.place().at().table.lg_buckets > 6 && first.len() < 10 << 20, "{:?}", store.place());
+    let mut other = Client::connect(node.address()).unwrap();
+    for (place, told) in [(Placement::Client, first), (Placement::Host, store.place())] {
+        let mut theirs = KvStore::open(told);
+        theirs.run_at(place);
+        for n in (0..6000u32).step_by(7) {
+            assert_eq!(theirs.get(&mut other, n.to_le_bytes()).unwrap(), Some(value(n)));
+        }
+        for n in 0..20 {
+            assert!(theirs.get(&mut other, [n, 1, 2, 3, 4]).unwrap() == Some(long(n)));
+        }
+        assert_eq!(theirs.get(&mut other, "none").unwrap(), None);
+    }
+    assert!(store.remove(&mut client, 5u32.to_le_bytes()).unwrap());
+    // Without any memory left it says so, and has all it had.
+    let refused = (0..600u32).find_map(|n| store.put(&mut client, (n << 8 | 250).to_be_bytes(), long(3)).err());
+    assert!(refused.expect("no more than its node has").to_string().contains("--memory"));
+    assert_eq!(store.get(&mut client, 6u32.to_le_bytes()).unwrap(), Some(value(6)));
 }

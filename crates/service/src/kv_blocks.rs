@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use remora_kernel::kv::KvRef;
 
-    const STORE: KvRef = KvRef { base: 64, key: 7, lg_buckets: 2 };
+    const STORE: KvRef = KvRef::new(64, 7, 2);
 
     fn call(op: u64, by: u32, block: u64) -> Call {
         let (mut bytes, params) = (Vec::new(), KvParams { value_len: 900, ..KvParams::of_key(STORE, 5, b"key") });

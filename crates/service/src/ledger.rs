@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use remora_memory::{Access, Buffer, Pd, Region, RegisterError, Registry};
 use remora_nic::{ALL_REMOTE, Qpn};
 
@@ -16,6 +17,8 @@ const PAGE: u64 = 4096;
 const REGION: u64 = 4096;
 /// Regions that there may be. A system maps 65,530 areas for a process, if nobody has said otherwise.
 const REGIONS: u32 = 32_768;
+/// Bytes of addresses that there may be for regions that grow: a quarter of what a process has.
+const ROOM: u64 = 1 << 45;
 /// Bytes that are given back to the system in one step: about 0.1 ms.
 const STEP: usize = 2 << 20;
 
@@ -24,30 +27,98 @@ const STEP: usize = 2 << 20;
 /// A client may have as much as is left to all, in bytes and in regions, as [`Shares`] has it for calls: one alone has
 /// half at most. What is given back, or left behind, goes back to the system step by step, by [`reclaim`](Self::reclaim),
 /// and counts as lent until then.
+///
+/// A region that [grows](Self::alloc_growing) does so where a kernel runs that needs it, within the same share.
 pub struct Ledger {
     registry: Arc<Registry>,
     pd: Pd,
-    left: Lent,
-    /// By client: what it has.
-    lent: BTreeMap<u32, Lent>,
+    limit: u64,
+    accounts: Arc<Mutex<Accounts>>,
     /// By connection: whose it is, and its regions.
     connections: BTreeMap<u32, (u32, Vec<Owned>)>,
     /// What is to go back to the system.
     retired: Turns<Retired>,
 }
 
-/// An amount of memory.
+/// Who has how much. Held for a moment at a time: kernels come here when regions grow.
+#[derive(Debug)]
+struct Accounts {
+    left: Lent,
+    /// By client: what it has.
+    lent: BTreeMap<u32, Lent>,
+    /// By key: whose a region is, and what it is charged.
+    regions: BTreeMap<u32, (u32, Lent)>,
+}
+
+/// An amount of memory: bytes, regions, and bytes of addresses that they may grow into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Lent {
     bytes: u64,
     regions: u32,
+    room: u64,
+}
+
+impl Accounts {
+    fn of(&self, client: u32) -> Lent {
+        self.lent.get(&client).copied().unwrap_or_default()
+    }
+
+    /// Charges a region with more.
+    fn charge(&mut self, client: u32, key: u32, more: Lent) {
+        let region = self.regions.entry(key).or_insert((client, Lent::default()));
+        for lent in [self.lent.entry(client).or_default(), &mut region.1] {
+            lent.bytes += more.bytes;
+            lent.regions += more.regions;
+            lent.room += more.room;
+        }
+        self.left.bytes -= more.bytes;
+        self.left.regions -= more.regions;
+        self.left.room -= more.room;
+    }
+
+    /// A region is gone.
+    fn refund(&mut self, key: u32) {
+        let Some((client, had)) = self.regions.remove(&key) else { return };
+        self.left.bytes += had.bytes;
+        self.left.regions += had.regions;
+        self.left.room += had.room;
+        if let Some(has) = self.lent.get_mut(&client) {
+            has.bytes -= had.bytes;
+            has.regions -= had.regions;
+            has.room -= had.room;
+            if has.regions == 0 {
+                self.lent.remove(&client);
+            }
+        }
+    }
+
+    /// Whether a region may be so long, which it is charged from now on.
+    fn grow(&mut self, key: u32, len: u64) -> bool {
+        let Some(&(client, had)) = self.regions.get(&key) else { return false };
+        let Some(more) = charged(len).map(|bytes| bytes.saturating_sub(had.bytes)) else { return false };
+        let may = fits(more, self.of(client).bytes, self.left.bytes);
+        if may {
+            self.charge(client, key, Lent { bytes: more, ..Lent::default() });
+        }
+        may
+    }
+}
+
+/// What a region of so many bytes is charged.
+fn charged(len: u64) -> Option<u64> {
+    len.checked_next_multiple_of(PAGE)?.checked_add(REGION)
+}
+
+/// Whether nobody has more than is left to all, once he who `has` some has `more`.
+fn fits(more: u64, has: u64, left: u64) -> bool {
+    more <= left && has.checked_add(more).is_some_and(|has| has <= left - more)
 }
 
 /// A region that a client has allocated. Its buffer is held here, so that whoever lets go of the region last has little
 /// to do.
 struct Owned {
     key: u32,
-    bytes: u64,
+    region: Arc<Region>,
     buffer: Buffer,
 }
 
@@ -118,8 +189,12 @@ impl Ledger {
         Self {
             registry,
             pd,
-            left: Lent { bytes: limit, regions: REGIONS },
-            lent: BTreeMap::new(),
+            limit,
+            accounts: Arc::new(Mutex::new(Accounts {
+                left: Lent { bytes: limit, regions: REGIONS, room: ROOM },
+                lent: BTreeMap::new(),
+                regions: BTreeMap::new(),
+            })),
             connections: BTreeMap::new(),
             retired: Turns::default(),
         }
@@ -148,26 +223,57 @@ impl Ledger {
     /// Zeroed memory for a client. Whoever is told its key and address reaches it: a secret of 64 bits and more, less the
     /// logarithm of all that is lent.
     pub fn alloc(&mut self, connection: Qpn, len: u64) -> Result<Arc<Region>, LedgerError> {
+        self.lend(connection, len, false)
+    }
+
+    /// As [`alloc`](Self::alloc), of a region that [may grow](Region::grow) as long as its client's share allows; or of
+    /// one that may not, if there are no addresses left for it.
+    pub fn alloc_growing(&mut self, connection: Qpn, len: u64) -> Result<Arc<Region>, LedgerError> {
+        self.lend(connection, len, true)
+    }
+
+    fn lend(&mut self, connection: Qpn, len: u64, grows: bool) -> Result<Arc<Region>, LedgerError> {
         // Before anything is made for a client that has gone since it called.
         let (client, owned) = self.connections.get_mut(&connection.0).ok_or(LedgerError::Closing)?;
-        let has = self.lent.get(client).copied().unwrap_or_default();
-        let left = self.left;
+        let client = *client;
+        let (has, left) = {
+            let accounts = self.accounts.lock();
+            (accounts.of(client), accounts.left)
+        };
         if len == 0 {
             return Err(LedgerError::Empty);
         }
-        let fits = |&bytes: &u64| bytes <= left.bytes && has.bytes + bytes <= left.bytes - bytes;
-        let bytes = len.checked_next_multiple_of(PAGE).and_then(|bytes| bytes.checked_add(REGION)).filter(fits);
+        let bytes = charged(len).filter(|&bytes| fits(bytes, has.bytes, left.bytes));
         let bytes = bytes.ok_or(LedgerError::TooMuch { len, has: has.bytes, left: left.bytes })?;
         if has.regions >= left.regions {
             return Err(LedgerError::TooMany { has: has.regions, left: left.regions });
         }
-        let buffer = Buffer::anonymous(len as usize)?;
+        // No client has more than half of all.
+        let room = (self.limit / 2).next_multiple_of(PAGE).min(ROOM / 8).max(len);
+        let room = Some(room).filter(|&room| grows && fits(room, has.room, left.room));
+        let reserved = room.and_then(|room| Buffer::reserved(room as usize).ok());
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
-        let region = self.registry.register_hidden(self.pd, &buffer, len as usize, access)?;
-        owned.push(Owned { key: region.key(), bytes, buffer });
-        let has = self.lent.entry(*client).or_default();
-        *has = Lent { bytes: has.bytes + bytes, regions: has.regions + 1 };
-        self.left = Lent { bytes: left.bytes - bytes, regions: left.regions - 1 };
+        let (region, buffer) = match reserved {
+            Some(buffer) => {
+                let accounts = self.accounts.clone();
+                let may = move |key, len| accounts.lock().grow(key, len);
+                (self.registry.register_growing(self.pd, &buffer, len as usize, access, may)?, buffer)
+            }
+            None => {
+                let buffer = Buffer::anonymous(len as usize)?;
+                (self.registry.register_hidden(self.pd, &buffer, len as usize, access)?, buffer)
+            }
+        };
+        // A region may have grown since its client's share was looked at, by a little more than that, or else this one
+        // is too much now.
+        let mut accounts = self.accounts.lock();
+        if !fits(bytes, accounts.of(client).bytes, accounts.left.bytes) {
+            let _ = self.registry.deregister(region.key());
+            return Err(LedgerError::TooMuch { len, has: accounts.of(client).bytes, left: accounts.left.bytes });
+        }
+        let room = if buffer.len() as u64 > len { buffer.len() as u64 } else { 0 };
+        accounts.charge(client, region.key(), Lent { bytes, regions: 1, room });
+        owned.push(Owned { key: region.key(), region: region.clone(), buffer });
         Ok(region)
     }
 
@@ -212,20 +318,14 @@ impl Ledger {
         if revoked {
             let _ = self.registry.deregister(key);
         }
-        let len = retired.owned.buffer.len();
+        // No longer than it had grown to when its key went.
+        let len = retired.owned.region.len() as usize;
         // Whoever still looks at the region holds no more than addresses.
         retired.owned.buffer.discard(retired.done, STEP);
         retired.done += STEP;
         let gone = retired.done >= len;
         if gone {
-            let bytes = retired.owned.bytes;
-            self.left = Lent { bytes: self.left.bytes + bytes, regions: self.left.regions + 1 };
-            if let Some(has) = self.lent.get_mut(&client) {
-                *has = Lent { bytes: has.bytes - bytes, regions: has.regions - 1 };
-                if has.regions == 0 {
-                    self.lent.remove(&client);
-                }
-            }
+            self.accounts.lock().refund(key);
         } else {
             self.retired.put_back(client, retired);
         }
@@ -234,12 +334,12 @@ impl Ledger {
 
     /// Bytes that a client has, or that are on their way back from it to the system.
     pub fn lent_to(&self, client: u32) -> u64 {
-        self.lent.get(&client).map_or(0, |lent| lent.bytes)
+        self.accounts.lock().of(client).bytes
     }
 
     /// Bytes that all clients have, those included that are on their way back.
     pub fn lent(&self) -> u64 {
-        self.lent.values().map(|lent| lent.bytes).sum()
+        self.accounts.lock().lent.values().map(|lent| lent.bytes).sum()
     }
 
     /// Whether nothing is to be given back.
@@ -296,8 +396,43 @@ mod tests {
         assert!(ledger.registry().lookup(other).is_none());
         ledger.close(one);
         settle(&mut ledger);
-        assert!(ledger.is_settled() && ledger.lent.is_empty());
-        assert_eq!(ledger.left, Lent { bytes: 12 * PAGE, regions: REGIONS });
+        assert!(ledger.is_settled() && ledger.lent() == 0);
+        assert_eq!(ledger.accounts.lock().left, Lent { bytes: 12 * PAGE, regions: REGIONS, room: ROOM });
+    }
+
+    #[test]
+    fn what_grows_has_its_clients_share_and_comes_back() {
+        let mut ledger = ledger(100);
+        let (one, two) = (Qpn(1), Qpn(2));
+        ledger.open(one, 7);
+        ledger.open(two, 8);
+        let region = ledger.alloc_growing(one, 3 * PAGE).unwrap();
+        assert_eq!((region.len(), ledger.lent_to(7)), (3 * PAGE, 4 * PAGE));
+        assert!(region.grow(20 * PAGE - 5) && region.len() == 20 * PAGE - 5);
+        region.write(region.va() + 19 * PAGE, &[1; 100]).unwrap();
+        assert_eq!(ledger.lent_to(7), 21 * PAGE);
+        assert!(!region.grow(50 * PAGE) && region.len() == 20 * PAGE - 5, "half, and its own page");
+        assert!(region.grow(49 * PAGE), "all of half");
+        assert!(ledger.alloc_growing(one, 1).is_err() && ledger.alloc(one, 1).is_err());
+        let others = ledger.alloc_growing(two, 10 * PAGE).unwrap();
+        assert!(others.grow(20 * PAGE) && !others.grow(40 * PAGE));
+        ledger.free(one, region.key()).unwrap();
+        assert!(!region.grow(50 * PAGE), "its key is no good");
+        assert_eq!(settle(&mut ledger), [region.key()]);
+        assert!(others.grow(40 * PAGE));
+        ledger.close(two);
+        settle(&mut ledger);
+        assert_eq!(ledger.accounts.lock().left, Lent { bytes: 100 * PAGE, regions: REGIONS, room: ROOM });
+    }
+
+    /// Addresses are a share as well: who has used his up has regions that do not grow.
+    #[test]
+    fn a_region_for_whose_growth_there_are_no_addresses_has_its_length_for_good() {
+        let mut ledger = ledger(1 << 31);
+        ledger.open(Qpn(1), 1);
+        let regions: Vec<_> = (0..5).map(|_| ledger.alloc_growing(Qpn(1), PAGE).unwrap()).collect();
+        let grown: Vec<bool> = regions.iter().map(|region| region.grow(2 * PAGE)).collect();
+        assert_eq!(grown, [true, true, true, true, false], "half of all addresses, by an eighth each");
     }
 
     #[test]
@@ -327,8 +462,9 @@ mod tests {
             let mut keys: Vec<(u32, u32)> = Vec::new();
             for (client, what, len) in steps {
                 match what {
-                    0 => while let Ok(region) = ledger.alloc(Qpn(client), len) {
+                    0 => while let Ok(region) = ledger.alloc_growing(Qpn(client), len) {
                         keys.push((client, region.key()));
+                        region.grow(3 * len);
                     },
                     1 => if let Some((client, key)) = keys.pop() {
                         let _ = ledger.free(Qpn(client), key);
@@ -345,7 +481,7 @@ mod tests {
             }
             (0..5).for_each(|client| ledger.close(Qpn(client)));
             settle(&mut ledger);
-            prop_assert_eq!(ledger.left, Lent { bytes: 4096 * PAGE, regions: REGIONS });
+            prop_assert_eq!(ledger.accounts.lock().left, Lent { bytes: 4096 * PAGE, regions: REGIONS, room: ROOM });
         }
     }
 }

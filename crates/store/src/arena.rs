@@ -12,6 +12,11 @@ pub trait Arena {
     /// Zeroed memory, of `len` bytes at least.
     fn alloc(&mut self, len: u64) -> Result<Place, Self::Error>;
 
+    /// As [`alloc`](Self::alloc), of memory that kernels have grow as they need it, where there is such.
+    fn alloc_growing(&mut self, len: u64) -> Result<Place, Self::Error> {
+        self.alloc(len)
+    }
+
     /// Writes bytes to memory that was allocated.
     fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), Self::Error>;
 }

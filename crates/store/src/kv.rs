@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use remora_kernel::kv::{BUCKET_BYTES, ENTRIES, HEADER_BYTES, KvParams, KvRef, class_bytes, class_of};
-use remora_kernel::kv::{LONGEST_KEY, LONGEST_VALUE, hash, header, item_len};
+use remora_kernel::kv::{LONGEST_KEY, LONGEST_VALUE, Table, hash, header, item_len, table_of};
 
 use crate::{Arena, Place};
 
@@ -19,7 +19,7 @@ pub struct Kv {
 /// What a store is to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    /// Pairs. There may be more; their chains are longer then.
+    /// Pairs. There may be more: the store grows while it serves, as long as its node has memory for whoever made it.
     pub pairs: u64,
     /// Bytes of a key, about.
     pub key_bytes: usize,
@@ -50,7 +50,7 @@ impl KvShape {
         (self.pairs / (ENTRIES as u64 - 3)).max(1).next_power_of_two().ilog2() as u8
     }
 
-    /// Bytes of memory that it takes, with a quarter more blocks than pairs, and some slabs.
+    /// Bytes of memory that it takes at first, with a quarter more blocks than pairs, and some slabs.
     pub fn bytes(&self) -> Result<u64, KvError> {
         check(self.key_bytes, self.value_bytes)?;
         if self.pairs > MOST_PAIRS {
@@ -83,12 +83,12 @@ impl Kv {
             Ok(len) => len,
             Err(e) => return Ok(Err(e)),
         };
-        let place = arena.alloc(len)?;
+        let place = arena.alloc_growing(len)?;
         let lg_buckets = shape.lg_buckets();
-        if let Some(header) = header(lg_buckets, len) {
+        if let Some(header) = header(lg_buckets, len, seed) {
             arena.write(place, &header)?;
         }
-        Ok(Ok(Kv { at: KvRef { base: place.va, key: place.key, lg_buckets }, seed, len }))
+        Ok(Ok(Kv { at: KvRef::new(place.va, place.key, lg_buckets), seed, len }))
     }
 
     /// Where it lies.
@@ -101,7 +101,14 @@ impl Kv {
         self.at
     }
 
-    /// Bytes that it has.
+    /// The same store, with the buckets that its first bytes (16 at least) say it has by now: calls find their way by
+    /// those that it had before too, by an access more for each eightfold of them. `None` if these are no store's.
+    pub fn seen(&self, first_bytes: &[u8]) -> Option<Kv> {
+        let table = table_of(first_bytes)?;
+        Some(Kv { at: KvRef { table, ..self.at }, ..*self })
+    }
+
+    /// Bytes that it was made with.
     #[allow(clippy::len_without_is_empty, reason = "of memory, not of pairs")]
     pub fn len(&self) -> u64 {
         self.len
@@ -126,12 +133,12 @@ impl Kv {
     }
 }
 
-/// Five numbers in hexadecimal with `-` between them: address, key of the region, log2 of the buckets, seed and bytes. It says all
-/// that another process needs to open the store.
+/// Five numbers in hexadecimal with `-` between them: address, key of the region, the [table](Table::word) of buckets,
+/// seed and bytes. It says all that another process needs to open the store.
 impl fmt::Display for Kv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at: KvRef { base, key, lg_buckets }, seed, len } = self;
-        write!(f, "{base:x}-{key:x}-{lg_buckets:x}-{seed:x}-{len:x}")
+        let Self { at: KvRef { base, key, table }, seed, len } = self;
+        write!(f, "{base:x}-{key:x}-{:x}-{seed:x}-{len:x}", table.word())
     }
 }
 
@@ -152,12 +159,11 @@ impl FromStr for Kv {
             .map(|part| u64::from_str_radix(part, 16))
             .collect::<Result<_, _>>()
             .map_err(|_| NotAPlace)?;
-        let [base, key, lg_buckets, seed, len] = numbers[..] else { return Err(NotAPlace) };
-        let (Ok(key), Ok(lg_buckets)) = (key.try_into(), lg_buckets.try_into()) else { return Err(NotAPlace) };
-        let buckets = 1_u64.checked_shl(u32::from(lg_buckets)).and_then(|n| n.checked_mul(BUCKET_BYTES as u64));
-        // Of a store so long; what is there else only the node knows.
-        let fits = buckets.is_some_and(|bytes| bytes <= len) && base.checked_add(len).is_some();
-        fits.then_some(Self { at: KvRef { base, key, lg_buckets }, seed, len }).ok_or(NotAPlace)
+        let [base, key, table, seed, len] = numbers[..] else { return Err(NotAPlace) };
+        let (Ok(key), Some(table)) = (key.try_into(), Table::from_word(table)) else { return Err(NotAPlace) };
+        // Of a store so long, or one that has grown since; what is there else only the node knows.
+        let fits = (table.place > 1 || table.bytes() <= len) && base.checked_add(len).is_some();
+        fits.then_some(Self { at: KvRef { base, key, table }, seed, len }).ok_or(NotAPlace)
     }
 }
 
@@ -187,7 +193,7 @@ mod tests {
         let shape = KvShape { pairs: 1_000_000, key_bytes: 16, value_bytes: 48 };
         let mut arena = Counting(0);
         let Ok(Ok(kv)) = Kv::create(&shape, 5, &mut arena) else { panic!("a store") };
-        assert_eq!((kv.len(), kv.at().lg_buckets), (arena.0, 18));
+        assert_eq!((kv.len(), kv.at().table.lg_buckets), (arena.0, 18));
         assert!(arena.0 > 96 * shape.pairs && arena.0 < 192 * shape.pairs, "{}", arena.0);
         assert_eq!(kv.key(&[0; LONGEST_KEY + 1]), Err(KvError::Key(LONGEST_KEY + 1)));
         assert_eq!(kv.pair(b"k", &vec![0; LONGEST_VALUE + 1]), Err(KvError::Value(LONGEST_VALUE + 1)));
@@ -199,14 +205,20 @@ mod tests {
         let most = KvShape { pairs: MOST_PAIRS, key_bytes: LONGEST_KEY, value_bytes: LONGEST_VALUE };
         assert!(most.bytes().is_ok_and(|bytes| bytes > MOST_PAIRS << 20) && most.lg_buckets() == 36);
         assert_eq!(kv.to_string().parse(), Ok(kv));
+        let mut first = header(20, kv.len(), 5).expect("room");
+        let grown = kv.seen(&first[..16]).expect("a store");
+        assert_eq!((grown.at().table.lg_buckets, grown.to_string().parse()), (20, Ok(grown)));
+        first[0] ^= 1;
+        assert_eq!((kv.seen(&first), kv.seen(&[])), (None, None));
         for text in [
             "",
             "1-2-3-4",
-            "1-2-3-4-5",
-            "0-0-40-0-0",
-            "10000000000-9-12-5-60cf000-1",
-            "x-9-12-5-60cf000",
-            "1-2-3-4-ffffffffffffffff",
+            "1-2-103-4-5",
+            "1-2-3-4-5000",
+            "0-0-140-0-0",
+            "10000000000-9-112-5-60cf000-1",
+            "x-9-112-5-60cf000",
+            "1-2-103-4-ffffffffffffffff",
         ] {
             assert_eq!(text.parse::<Kv>(), Err(NotAPlace), "{text}");
         }

@@ -1,10 +1,13 @@
 //! A key-value store in registered memory: byte keys, and values of any bytes up to 1 MB (RAMBDA, HPCA 2023, section
 //! IV-A, after MICA and KV-Direct).
 //!
-//! A bucket is a line of seven entries and the way to eight overflow buckets, of which bits of the hash choose one: so the store
-//! grows without a stop in the memory that it has, and a chain by a bucket when there are eight times as many pairs. An entry has 16 bits of the key's hash and says
-//! where the pair lies, in a block of a slab. So a GET is two accesses, of the bucket and of the pair; a PUT of a new key
-//! four: bucket, slab, pair, entry; one of a key that is there four too: bucket, pair, lock, pair.
+//! A bucket is a line of seven entries and the way to eight overflow buckets, of which bits of the hash choose one. An
+//! entry has 16 bits of the key's hash and says where the pair lies, in a block of a slab. So a GET is two accesses, of
+//! the bucket and of the pair; a PUT of a new key four: bucket, slab, pair, entry; one of a key that is there four too:
+//! bucket, pair, lock, pair.
+//!
+//! A store grows without a stop: the module `grow` says how its buckets do. Slabs, and tables of buckets, come one behind the other;
+//! where the region ends it [grows](crate::Memory::grow) if it may, and addresses and key stay what they are.
 //!
 //! Any number of readers go beside writers, and both run wherever calls run. Nobody locks to read: a pair ends with a
 //! checksum of all of it, and who finds another reads again.
@@ -29,6 +32,9 @@
 
 #[cfg(test)]
 mod ended;
+mod grow;
+#[cfg(test)]
+mod growing;
 mod item;
 mod params;
 mod slab;
@@ -37,9 +43,9 @@ mod table;
 mod tests;
 
 pub use item::{LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
-pub use params::{KvParams, KvRef, KvValue};
+pub use params::{KvParams, KvRef, KvValue, Table};
 pub use slab::{CLASSES, class_bytes, class_of};
-pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, value_in};
+pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, table_of, value_in};
 pub(crate) use table::{delete, get, put, release, reserve, update};
 
 use crate::call::Status;

@@ -15,6 +15,8 @@ pub(super) const BUMP: u64 = 64;
 /// Where the classes' words are: of each the slab (in units of 64 bytes, above bit 24) with the number of blocks taken,
 /// and the first block that was given back (in units of 32 bytes, below bit 42) with the number of changes.
 const WORDS: u64 = 128;
+/// Bytes of a store that entries find their way in.
+const LONGEST: u64 = 1 << 47;
 /// More blocks than any slab has: who finds a class's word with so many counted sets it back.
 const MANY: u64 = 1 << 20;
 
@@ -87,15 +89,36 @@ impl<M: Memory> Store<'_, M> {
 
     /// A slab, by its offset, if there is room for one.
     async fn take_slab(&self, class: u8) -> Result<Option<u64>, Status> {
-        let (_, bytes) = slab(class);
-        let len = self.word(BUMP + 8).await?;
+        self.take(slab(class).1, 64).await
+    }
+
+    /// Bytes that nobody has had and that are zero, by their offset, a multiple of `align`: if there is room for them,
+    /// or the region can be longer.
+    pub(super) async fn take(&self, bytes: u64, align: u64) -> Result<Option<u64>, Status> {
+        let mut len = self.word(BUMP + 8).await?;
         loop {
-            let first = self.word(BUMP).await?;
-            let Some(end) = first.checked_add(bytes).filter(|&end| end <= len) else { return Ok(None) };
-            if self.swap(BUMP, first, end).await? {
+            let bump = self.word(BUMP).await?;
+            let first = bump.checked_next_multiple_of(align).ok_or(Status::BadParams)?;
+            let end = first.checked_add(bytes).ok_or(Status::BadParams)?;
+            if end > len {
+                let Some(longer) = self.lengthen(len, end) else { return Ok(None) };
+                // Others may have made it longer still.
+                while len < longer && !self.swap(BUMP + 8, len, longer).await? {
+                    len = self.word(BUMP + 8).await?;
+                }
+                len = len.max(longer);
+            }
+            if self.swap(BUMP, bump, end).await? {
                 return Ok(Some(first));
             }
         }
+    }
+
+    /// Has the region grow to this offset at least: by a quarter at a time, so that it is seldom, or by as much as it
+    /// may.
+    fn lengthen(&self, len: u64, end: u64) -> Option<u64> {
+        let more = len.saturating_add(len / 4).max(end).checked_next_multiple_of(SLAB).unwrap_or(end);
+        [more, end].into_iter().find(|&end| end <= LONGEST && self.grow_region(end))
     }
 
     /// Frees all blocks of a slab but the first.

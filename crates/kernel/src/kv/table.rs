@@ -2,7 +2,7 @@
 
 use super::NOT_HERE;
 use super::item::{self, Checksum, Front, LOCKED, encode, front_of, item_len, word_at};
-use super::params::{KvParams, KvRef, KvValue};
+use super::params::{KvParams, KvRef, KvValue, Table};
 use super::slab::{BUMP, CLASSES, class_bytes, class_of};
 use crate::call::{Call, CallFields, Status};
 use crate::memory::{Limits, Memory};
@@ -12,7 +12,7 @@ pub const BUCKET_BYTES: usize = 64;
 /// Entries of a bucket. The word behind them is the offset of [`BRANCHES`] overflow buckets, of which the hash says which one
 /// goes on; in a chain's first bucket its highest bit is the chain's lock.
 pub const ENTRIES: usize = 7;
-/// Buckets that a full one leads to: however many pairs there are beyond those that the store was made for, a chain is
+/// Buckets that a full one leads to: however many pairs there are beyond those that there are buckets for, a chain is
 /// as long as a number with so many digits.
 pub const BRANCHES: u64 = 8;
 /// Bytes in front of the buckets.
@@ -20,9 +20,16 @@ pub const HEADER_BYTES: u64 = 4096;
 /// An entry that was used.
 pub const TOMB: u64 = 1;
 /// Marks a store.
-const MAGIC: u64 = u64::from_le_bytes(*b"rem-kv/1");
+const MAGIC: u64 = u64::from_le_bytes(*b"rem-kv/2");
+/// Where the header says which table has all pairs, and behind that: the seed of hashes, the table that pairs are moved
+/// to (the same if that is done), how far that is, and how many buckets overflow.
+pub(super) const ROOT: u64 = 8;
 /// A chain is locked.
-const LOCK: u64 = 1 << 63;
+pub(super) const LOCK: u64 = 1 << 63;
+/// A chain is no more: what else the word says is the table where its pairs are.
+pub(super) const MOVED: u64 = 1 << 62;
+/// An entry stays what it is: its chain is about to be no more.
+pub(super) const FROZEN: u64 = 1 << 47;
 /// Bytes of room that a call keeps: as many as the longest reply has.
 const KEPT: usize = 64 << 10;
 /// Bytes of a pair that are read and summed up at once: others run in between.
@@ -33,30 +40,50 @@ const TRIES: u32 = 64;
 /// limits: one that was cut off there would leave a lock behind.
 const LIMITS: Limits = Limits { steps: 4096, bytes: 16 << 20 };
 
-/// What the first bytes of a store are, in `len` bytes of zeros: the rest is as it should be. `None` if so many buckets
-/// leave no room for a pair.
-pub fn header(lg_buckets: u8, len: u64) -> Option<[u8; 80]> {
-    let slabs = HEADER_BYTES.checked_add(1u64.checked_shl(lg_buckets.into())?.checked_mul(BUCKET_BYTES as u64)?)?;
+/// What the first bytes of a store are, in `len` bytes of zeros: the rest is as it should be. All who ask it hash with
+/// `seed`. `None` if so many buckets leave no room for a pair.
+pub fn header(lg_buckets: u8, len: u64, seed: u64) -> Option<[u8; 80]> {
+    let table = Table::first(lg_buckets);
+    let slabs = HEADER_BYTES.checked_add(Table::from_word(table.word())?.bytes())?;
     if len < slabs + 64 {
         return None;
     }
-    let mut out = [0; 80];
-    for (at, word) in [(0, MAGIC), (8, lg_buckets.into()), (BUMP as usize, slabs), (BUMP as usize + 8, len)] {
+    let (mut out, root) = ([0; 80], ROOT as usize);
+    let words = [(0, MAGIC), (root, table.word()), (root + 8, seed), (root + 16, table.word())];
+    for (at, word) in words.into_iter().chain([(BUMP as usize, slabs), (BUMP as usize + 8, len)]) {
         out[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
     Some(out)
 }
 
+/// The table that all pairs of a store are found by, as the first 16 bytes of the store say it: for who asks it often
+/// and may know of an old one.
+pub fn table_of(header: &[u8]) -> Option<Table> {
+    let (magic, rest) = header.split_first_chunk()?;
+    let table = Table::from_word(u64::from_le_bytes(*rest.first_chunk()?));
+    table.filter(|_| u64::from_le_bytes(*magic) == MAGIC)
+}
+
 /// For who reads a store by himself: the offsets and lengths of blocks that a bucket names for this hash, and the offset
-/// of the next bucket, if there is one. The first is at `None`; others come with how many were in front of them.
-pub fn locate(store: KvRef, hash: u64, bucket: Option<(&[u8; BUCKET_BYTES], u32)>) -> (Vec<(u64, u64)>, Option<u64>) {
-    let Some((bucket, depth)) = bucket else { return (Vec::new(), Some(store.bucket(hash))) };
+/// of the next bucket, if there is one, with how many are in front of it, which it is to come with. The first is at
+/// `None`. While one reads, pairs may be moved: who has not found a key in a bucket that is in front of none may have
+/// to look at that again, as whoever comes from there does.
+#[allow(clippy::type_complexity, reason = "blocks, and a bucket")]
+pub fn locate(
+    store: KvRef,
+    hash: u64,
+    bucket: Option<(&[u8; BUCKET_BYTES], u32)>,
+) -> (Vec<(u64, u64)>, Option<(u64, u32)>) {
+    let Some((bucket, depth)) = bucket else { return (Vec::new(), Some((store.table.bucket(hash), 0))) };
     let words = words(bucket);
+    if let (0, Some(table)) = (depth, moved_to(words[ENTRIES])) {
+        return (Vec::new(), Some((table.bucket(hash), 0)));
+    }
     let found = words[..ENTRIES].iter().filter(|&&entry| matches(entry, hash)).map(|&entry| {
         let (block, class) = place(entry);
         (block, class_bytes(class))
     });
-    (found.collect(), next_bucket(words[ENTRIES], hash, depth))
+    (found.collect(), next_bucket(words[ENTRIES], hash, depth).map(|next| (next, depth + 1)))
 }
 
 /// The value of the pair with this key that a block holds: a range of it. `Err` if it is being written, or is another's.
@@ -71,11 +98,9 @@ pub fn value_in(block: &[u8], key: &[u8]) -> Result<std::ops::Range<usize>, bool
     }
 }
 
-impl KvRef {
-    /// The offset of the first bucket of a hash's chain.
-    fn bucket(self, hash: u64) -> u64 {
-        HEADER_BYTES + (hash & ((1 << self.lg_buckets) - 1)) * BUCKET_BYTES as u64
-    }
+/// The table where a chain's pairs are, if its first bucket ends with this word and they are elsewhere.
+fn moved_to(word: u64) -> Option<Table> {
+    (word & MOVED != 0).then(|| Table::from_word(word & !(MOVED | LOCK))).flatten()
 }
 
 /// The bucket behind one that so many are in front of, if there is one. Three bits of what an entry has of the hash, others
@@ -85,29 +110,29 @@ fn next_bucket(word: u64, hash: u64, depth: u32) -> Option<u64> {
     (branches != 0).then(|| branches.wrapping_add(branch(hash, depth) * BUCKET_BYTES as u64))
 }
 
-fn branch(hash: u64, depth: u32) -> u64 {
+pub(super) fn branch(hash: u64, depth: u32) -> u64 {
     let bits = 48 + depth.saturating_mul(BRANCHES.ilog2());
     if bits + BRANCHES.ilog2() <= u64::BITS { hash >> bits & (BRANCHES - 1) } else { 0 }
 }
 
 /// The class of [`BRANCHES`] buckets.
-fn branches_class() -> Option<u8> {
+pub(super) fn branches_class() -> Option<u8> {
     class_of(BRANCHES as usize * BUCKET_BYTES)
 }
 
-fn words(bucket: &[u8; BUCKET_BYTES]) -> [u64; 8] {
+pub(super) fn words(bucket: &[u8; BUCKET_BYTES]) -> [u64; 8] {
     let (words, _) = bucket.as_chunks::<8>();
     std::array::from_fn(|at| u64::from_le_bytes(words[at]))
 }
 
-/// An entry: 16 bits of the hash, the block's class, its offset in units of 32 bytes.
+/// An entry: 16 bits of the hash, whether it is [`FROZEN`], the block's class, its offset in units of 32 bytes.
 fn entry(hash: u64, class: u8, block: u64) -> u64 {
     (hash >> 48 << 48) | (u64::from(class) << 42) | (block / 32)
 }
 
 /// Block and class of an entry.
 pub(super) fn place(entry: u64) -> (u64, u8) {
-    ((entry & ((1 << 42) - 1)) * 32, ((entry >> 42) & 63) as u8)
+    ((entry & ((1 << 42) - 1)) * 32, ((entry >> 42) & 31) as u8)
 }
 
 /// Whether an entry may be that of a key with this hash.
@@ -119,7 +144,7 @@ fn matches(entry: u64, hash: u64) -> bool {
 /// A store as a kernel reaches it.
 pub(super) struct Store<'a, M> {
     memory: &'a M,
-    at: KvRef,
+    pub(super) at: KvRef,
 }
 
 // Where accesses never wait, all are made so but the reads of `walk`: who holds a lock, or a block without an entry, is
@@ -140,12 +165,17 @@ impl<'a, M: Memory> Store<'a, M> {
         self.memory.set_limits(LIMITS);
     }
 
+    /// Whether the region has all bytes in front of this offset, as it grows to.
+    pub(super) fn grow_region(&self, end: u64) -> bool {
+        self.memory.grow(self.at.key, self.va(end))
+    }
+
     fn va(&self, offset: u64) -> u64 {
         self.at.base.wrapping_add(offset)
     }
 
     /// Reads. Who `holds` something is not suspended.
-    async fn read(&self, offset: u64, out: &mut [u8], holds: bool) -> Result<(), Status> {
+    pub(super) async fn read(&self, offset: u64, out: &mut [u8], holds: bool) -> Result<(), Status> {
         if holds && let Some(now) = self.memory.immediate() {
             return Ok(now.read_now(self.at.key, self.va(offset), out)?);
         }
@@ -191,6 +221,7 @@ struct Found {
     sum_at: usize,
     value_at: usize,
     value_len: usize,
+    met: Met,
 }
 
 /// A chain without the key: where a pair may be added.
@@ -199,11 +230,16 @@ struct Missed {
     /// The first entry that is 0, and the first tomb.
     zero: Option<u64>,
     tomb: Option<u64>,
-    /// The word behind the first bucket's entries, and that of the last with its place, and the buckets in front of that.
-    first: u64,
+    /// The word behind the first bucket's entries with its place, and that of the last, and the buckets in front of
+    /// that.
+    first: (u64, u64),
     last: (u64, u64),
     depth: u32,
+    met: Met,
 }
+
+/// Tables that a chain may have been moved to, one after the other: each has eight times as many buckets.
+const TABLES: u32 = 13;
 
 impl<M: Memory> Store<'_, M> {
     /// Walks the key's chain. `block` then holds the pair, or anything.
@@ -215,15 +251,22 @@ impl<M: Memory> Store<'_, M> {
         block: &mut Vec<u8>,
     ) -> Result<Result<Found, Missed>, Status> {
         let holds = matches!(look, Look::Key);
-        let mut tries = 0;
-        'again: while tries < TRIES {
-            tries += 1;
-            let mut at = self.at.bucket(hash);
-            let mut missed = Missed { zero: None, tomb: None, first: 0, last: (0, 0), depth: 0 };
+        let (mut table, mut tries, mut tables) = (self.at.table, 0, 0);
+        'again: while tries < TRIES && tables < TABLES {
+            let mut at = table.bucket(hash);
+            let met = if tables == 0 { Met::Room } else { Met::Crowd { appended: false } };
+            let mut missed = Missed { zero: None, tomb: None, first: (0, 0), last: (0, 0), depth: 0, met };
             loop {
                 let mut bucket = [0; BUCKET_BYTES];
                 self.read(at, &mut bucket, holds).await?;
                 let words = words(&bucket);
+                if missed.depth == 0 {
+                    missed.first = (at + ENTRIES as u64 * 8, words[ENTRIES]);
+                    if let Some(moved) = moved_to(words[ENTRIES]) {
+                        (table, tables) = (moved, tables + 1);
+                        continue 'again;
+                    }
+                }
                 for (n, &entry) in (0..).zip(&words[..ENTRIES]) {
                     let entry_at = at + n * 8;
                     match entry {
@@ -236,16 +279,15 @@ impl<M: Memory> Store<'_, M> {
                     }
                     match self.look_at(entry, key, look, block).await? {
                         Item::Whole { sum, sum_at, value_at, value_len } => {
-                            return Ok(Ok(Found { entry, entry_at, sum, sum_at, value_at, value_len }));
+                            return Ok(Ok(Found { entry, entry_at, sum, sum_at, value_at, value_len, met }));
                         }
-                        Item::Torn => continue 'again,
                         // Another key with the same bits; or the block went to another key since.
-                        Item::Other if self.word(entry_at).await? == entry => {}
-                        Item::Other => continue 'again,
+                        Item::Other if self.is_still(entry_at, entry, missed.first.0).await? => {}
+                        Item::Torn | Item::Other => {
+                            tries += 1;
+                            continue 'again;
+                        }
                     }
-                }
-                if missed.depth == 0 {
-                    missed.first = words[ENTRIES];
                 }
                 missed.last = (at + ENTRIES as u64 * 8, words[ENTRIES]);
                 match next_bucket(words[ENTRIES], hash, missed.depth) {
@@ -255,6 +297,11 @@ impl<M: Memory> Store<'_, M> {
             }
         }
         Err(Status::Inconsistent)
+    }
+
+    /// Whether an entry is what it was, in a chain that begins with the bucket with this last word.
+    async fn is_still(&self, entry_at: u64, entry: u64, first: u64) -> Result<bool, Status> {
+        Ok(self.word(entry_at).await? == entry && (entry & FROZEN == 0 || self.word(first).await? & MOVED == 0))
     }
 
     /// Looks at an entry's block for the pair with this key. The key that a block has stays as long as the entry does, so
@@ -369,7 +416,20 @@ async fn write<M: Memory>(memory: &M, call: &mut Call, adds: bool) -> Result<(),
     };
     let written = store.write_pair(&Pair { params, class, len, laid: block }, adds, reply).await;
     empty(reply);
-    written
+    if let Met::Crowd { appended } = written? {
+        // The pair is written, whatever comes of this.
+        let _ = store.grow(appended).await;
+    }
+    Ok(())
+}
+
+/// What a write has met on its way.
+#[derive(Clone, Copy)]
+enum Met {
+    /// Room.
+    Room,
+    /// A chain that was moved, or one that it has appended buckets to.
+    Crowd { appended: bool },
 }
 
 /// Empties a call's reply that blocks were looked at in: a call serves others after it, and is not to keep the room of the
@@ -399,7 +459,7 @@ struct Laid {
 }
 
 impl<M: Memory> Store<'_, M> {
-    async fn write_pair(&self, pair: &Pair<'_>, adds: bool, buffer: &mut Vec<u8>) -> Result<(), Status> {
+    async fn write_pair(&self, pair: &Pair<'_>, adds: bool, buffer: &mut Vec<u8>) -> Result<Met, Status> {
         let KvParams { hash, key, value, .. } = pair.params;
         for _ in 0..TRIES {
             let walked = self.walk((hash, key), Look::Pair(u64::MAX), buffer).await?;
@@ -414,7 +474,11 @@ impl<M: Memory> Store<'_, M> {
                             continue;
                         }
                         encode(key, value, buffer);
-                        return self.write(old, buffer).await;
+                        self.write(old, buffer).await?;
+                        return Ok(found.met);
+                    }
+                    if found.entry & FROZEN != 0 {
+                        continue;
                     }
                     let laid = self.lay_down(pair, buffer).await?;
                     if !self.unhook(&found, entry(hash, pair.class, laid.block)).await? {
@@ -422,7 +486,8 @@ impl<M: Memory> Store<'_, M> {
                         continue;
                     }
                     self.show(pair, laid).await?;
-                    return self.free(old, old_class).await;
+                    self.free(old, old_class).await?;
+                    return Ok(found.met);
                 }
                 Err(_) if !adds => return Err(Status::NotFound),
                 Err(missed) => {
@@ -431,11 +496,14 @@ impl<M: Memory> Store<'_, M> {
                     // A bucket is looked at in one moment, a chain of several is not: the first entry that is 0 may be another
                     // than for somebody else who adds the same key.
                     let added = match missed.zero {
-                        Some(zero) if missed.depth == 0 => self.swap(zero, 0, new).await,
+                        Some(zero) if missed.depth == 0 => {
+                            self.swap(zero, 0, new).await.map(|is| is.then_some(missed.met))
+                        }
                         _ => self.add_locked(pair, new, missed, buffer).await,
                     };
-                    if let Ok(true) = added {
-                        return self.show(pair, laid).await;
+                    if let Ok(Some(met)) = added {
+                        self.show(pair, laid).await?;
+                        return Ok(met);
                     }
                     self.take_up(pair, laid).await?;
                     added?;
@@ -499,10 +567,10 @@ impl<M: Memory> Store<'_, M> {
         new: u64,
         missed: Missed,
         buffer: &mut Vec<u8>,
-    ) -> Result<bool, Status> {
-        let lock_at = self.at.bucket(pair.params.hash) + ENTRIES as u64 * 8;
-        if missed.first & LOCK != 0 || !self.swap(lock_at, missed.first, missed.first | LOCK).await? {
-            return Ok(false);
+    ) -> Result<Option<Met>, Status> {
+        let (lock_at, first) = missed.first;
+        if first & LOCK != 0 || !self.swap(lock_at, first, first | LOCK).await? {
+            return Ok(None);
         }
         let added = self.add_to_locked(pair, new, buffer).await;
         self.renew();
@@ -511,12 +579,12 @@ impl<M: Memory> Store<'_, M> {
         added
     }
 
-    async fn add_to_locked(&self, pair: &Pair<'_>, new: u64, buffer: &mut Vec<u8>) -> Result<bool, Status> {
+    async fn add_to_locked(&self, pair: &Pair<'_>, new: u64, buffer: &mut Vec<u8>) -> Result<Option<Met>, Status> {
         let KvParams { hash, key, .. } = pair.params;
-        let Err(missed) = self.walk((hash, key), Look::Key, buffer).await? else { return Ok(false) };
-        match (missed.zero, missed.tomb) {
-            (Some(zero), _) => self.swap(zero, 0, new).await,
-            (None, Some(tomb)) => self.swap(tomb, TOMB, new).await,
+        let Err(missed) = self.walk((hash, key), Look::Key, buffer).await? else { return Ok(None) };
+        let (is_added, appended) = match (missed.zero, missed.tomb) {
+            (Some(zero), _) => (self.swap(zero, 0, new).await?, false),
+            (None, Some(tomb)) => (self.swap(tomb, TOMB, new).await?, false),
             (None, None) => {
                 let (buckets, _) = self.alloc(branches_class().ok_or(Status::BadParams)?).await?;
                 let mut bytes = [0; BRANCHES as usize * BUCKET_BYTES];
@@ -525,9 +593,10 @@ impl<M: Memory> Store<'_, M> {
                 self.write(buckets, &bytes).await?;
                 // Nobody else appends while the chain is locked.
                 let (at, word) = missed.last;
-                self.swap(at, word, word | buckets).await
+                (self.swap(at, word, word | buckets).await?, true)
             }
-        }
+        };
+        Ok(is_added.then_some(if appended { Met::Crowd { appended } } else { missed.met }))
     }
 }
 
@@ -541,7 +610,7 @@ pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(),
         empty(reply);
         store.renew();
         let Ok(found) = walked? else { return Err(Status::NotFound) };
-        if store.unhook(&found, TOMB).await? {
+        if found.entry & FROZEN == 0 && store.unhook(&found, TOMB).await? {
             let (block, class) = place(found.entry);
             return store.free(block, class).await;
         }

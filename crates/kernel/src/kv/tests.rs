@@ -1,4 +1,3 @@
-use super::table::TOMB;
 use super::*;
 use crate::memory::Fault;
 use crate::testing::Counted;
@@ -11,16 +10,27 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 /// Memory whose accesses wait for a turn each, and are counted.
-struct Stepped {
-    memory: Counted,
-    accesses: Cell<u32>,
+pub(super) struct Stepped {
+    pub memory: Counted,
+    pub accesses: Cell<u32>,
+    /// How long it may be.
+    pub most: Cell<u64>,
 }
 
 impl Stepped {
     fn new(lg_buckets: u8, len: usize) -> Self {
-        let memory = Counted::new(len);
-        memory.put(0, &header(lg_buckets, len as u64).expect("room"));
-        Self { memory, accesses: Cell::new(0) }
+        Self::growing(lg_buckets, len, len)
+    }
+
+    /// Of this length at first.
+    pub fn growing(lg_buckets: u8, len: usize, most: usize) -> Self {
+        let memory = Counted::new(most);
+        memory.put(0, &header(lg_buckets, len as u64, 7).expect("room"));
+        Self { memory, accesses: Cell::new(0), most: Cell::new(most as u64) }
+    }
+
+    pub fn word(&self, at: u64) -> u64 {
+        u64::from_le_bytes(self.memory.get(at, 8).try_into().expect("a word"))
     }
 
     async fn step(&self) {
@@ -58,13 +68,17 @@ impl Memory for Stepped {
         self.step().await;
         self.memory.fetch_add(key, va, n).await
     }
+
+    fn grow(&self, _: u32, end: u64) -> bool {
+        end <= self.most.get()
+    }
 }
 
-fn store(lg_buckets: u8) -> KvRef {
-    KvRef { base: 0, key: 1, lg_buckets }
+pub(super) fn store(lg_buckets: u8) -> KvRef {
+    KvRef::new(0, 1, lg_buckets)
 }
 
-fn params(store: KvRef, key: &[u8], value: &[u8]) -> Vec<u8> {
+pub(super) fn params(store: KvRef, key: &[u8], value: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     KvParams::new(store, hash(key, 7), key, value).encode(&mut out);
     out
@@ -83,7 +97,7 @@ fn start<'a>(memory: &'a Stepped, op: u64, params: &[u8]) -> Running<'a> {
     })
 }
 
-fn run(memory: &Stepped, op: u64, params: &[u8]) -> Ended {
+pub(super) fn run(memory: &Stepped, op: u64, params: &[u8]) -> Ended {
     let mut call = start(memory, op, params);
     loop {
         if let Poll::Ready(ended) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -122,34 +136,13 @@ fn accesses_are_two_for_a_get_and_four_for_a_put() {
 }
 
 #[test]
-fn a_store_of_a_thousand_times_as_many_pairs_as_it_was_made_for_is_still_quick() {
-    let (memory, at) = (Stepped::new(2, 8 << 20), store(2));
-    let key = |n: u32| n.to_le_bytes();
-    let mut pairs = 0;
-    for (most, accesses) in [(16, 2.5), (160, 3.5), (1_600, 4.5), (16_000, 5.6)] {
-        for n in pairs..most {
-            assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(n), &n.to_le_bytes())).0, Status::Ok);
-        }
-        pairs = most;
-        memory.accesses.set(0);
-        for n in 0..pairs {
-            let found = run(&memory, op::KV_GET, &params(at, &key(n), &[]));
-            assert_eq!(found, (Status::Ok, n.to_le_bytes().to_vec()));
-        }
-        let got = f64::from(memory.accesses.get()) / f64::from(pairs);
-        println!("{pairs} pairs in a store for 16: {got:.2} accesses of a GET");
-        assert!(got <= accesses, "{got}");
-    }
-}
-
-#[test]
 fn memory_that_is_used_up_refuses_and_what_is_freed_is_used_again() {
     let (memory, at) = (Stepped::new(2, 4096 + 256 + (64 << 10) * 3), store(2));
     let key = |n: u32| n.to_le_bytes();
     let put = |n: u32, len: usize| run(&memory, op::KV_PUT, &params(at, &key(n), &vec![n as u8; len])).0;
     let fill = |len: usize| (0..100_000).take_while(|&n| put(n, len) == Status::Ok).count();
     let filled = fill(300);
-    assert!(filled > 200, "{filled}");
+    assert!(filled > 150, "{filled}");
     assert_eq!([put(50_000, 300), put(50_000, 300), put(3, 280)], [NO_ROOM, NO_ROOM, Status::Ok]);
     for n in 0..filled as u32 {
         assert_eq!(run(&memory, op::KV_DELETE, &params(at, &key(n), &[])).0, Status::Ok);
@@ -179,8 +172,9 @@ fn a_long_pair_is_written_by_its_caller_and_then_put() {
         let mut get = Vec::new();
         KvParams::of_key(at, hash, key).encode(&mut get);
         assert_eq!(run(&memory, op::KV_GET, &get).0, Status::ReplyTooLong);
-        let bucket = memory.memory.get(locate(at, hash, None).1.unwrap(), BUCKET_BYTES);
-        let (blocks, next) = locate(at, hash, Some((&bucket.try_into().unwrap(), 0)));
+        let (first, depth) = locate(at, hash, None).1.unwrap();
+        let bucket = memory.memory.get(first, BUCKET_BYTES);
+        let (blocks, next) = locate(at, hash, Some((&bucket.try_into().unwrap(), depth)));
         assert_eq!((blocks.len(), blocks[0].0, next), (1, block, None));
         let bytes = memory.memory.get(block, blocks[0].1 as usize);
         assert_eq!(&bytes[value_in(&bytes, key).unwrap()], value);
@@ -346,20 +340,25 @@ const OPS: [u64; 5] = [op::KV_PUT, op::KV_PUT, op::KV_UPDATE, op::KV_DELETE, op:
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Calls of few keys in one chain, some at once and in steps of any order: each key's answers have an order.
+    /// Calls of few keys in one chain or a few, some at once and in steps of any order, of which some may move chains
+    /// to a larger table: each key's answers have an order.
     #[test]
     fn calls_at_once_are_as_one_after_the_other(
         calls in prop::collection::vec((0..OPS.len(), 0..4u8, 0..150usize), 1..40),
         turns in prop::collection::vec(0..4usize, 100..2000),
-        crowded in 0..12u8,
+        (lg_buckets, crowded) in (0..2u8).prop_flat_map(|lg| (Just(lg), 0..12u8 << (2 * lg))),
+        grows: bool,
     ) {
-        let (memory, at) = (Stepped::new(0, 1 << 20), store(0));
+        let (memory, at) = (Stepped::growing(lg_buckets, 300 << 10, 1 << 20), store(lg_buckets));
         // Keys that fill the chain's first buckets, and tombs between them.
         for n in 0..crowded {
             run(&memory, op::KV_PUT, &params(at, &[n, 9], b"crowd"));
         }
         for n in (0..crowded).step_by(3) {
             run(&memory, op::KV_DELETE, &params(at, &[n, 9], &[]));
+        }
+        if grows {
+            growing::make_due(&memory);
         }
         let mut waiting = calls.into_iter().enumerate();
         let mut under_way: Vec<(u8, Done, Running<'_>)> = Vec::new();
@@ -396,17 +395,10 @@ proptest! {
         }
         // No key has two entries, and all that there is is found.
         let mut found: HashMap<Vec<u8>, u32> = HashMap::new();
-        let mut buckets = vec![HEADER_BYTES];
-        while let Some(bucket) = buckets.pop() {
-            let bytes: [u8; BUCKET_BYTES] = memory.memory.get(bucket, BUCKET_BYTES).try_into().unwrap();
-            let (words, _) = bytes.as_chunks::<8>();
-            for word in words[..ENTRIES].iter().map(|word| u64::from_le_bytes(*word)).filter(|&word| word > TOMB) {
-                let block = (word & ((1 << 42) - 1)) * 32;
-                let len = memory.memory.get(block, 8)[0] as usize;
-                *found.entry(memory.memory.get(block + 8, len)).or_default() += 1;
-            }
-            let branches = Some(u64::from_le_bytes(words[ENTRIES])).filter(|&branches| branches != 0);
-            buckets.extend(branches.into_iter().flat_map(|at| (0..BRANCHES).map(move |n| at + n * BUCKET_BYTES as u64)));
+        for entry in growing::entries(&|at| memory.word(at)).0 {
+            let (block, _) = table::place(entry);
+            let len = memory.memory.get(block, 8)[0] as usize;
+            *found.entry(memory.memory.get(block + 8, len)).or_default() += 1;
         }
         for (key, entries) in found {
             prop_assert_eq!(entries, 1, "{:?}", key);

@@ -143,7 +143,7 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
             // One bucket, with the entry of one pair, which lies at 6144; the next block of its class is at 7168.
             let (name, short) = (b"name".as_slice(), &VALUE[..16]);
             let (hash, class) = (kv::hash(name, 1), kv::class_of(kv::item_len(4, 16)).expect("a class"));
-            let header = kv::header(0, ROOM as u64).expect("room");
+            let header = kv::header(0, ROOM as u64, 1).expect("room");
             example.memory[..header.len()].copy_from_slice(&header);
             example.memory[4096..4160].fill(0);
             let entry = (hash >> 48 << 48) | (u64::from(class) << 42) | (6144 / 32);
@@ -154,7 +154,7 @@ pub fn example(kernel: u64, key: u32, va: u64) -> Example {
             example.memory[6144..6144 + pair.len()].copy_from_slice(&pair);
             let slab = (7168u64 / 64) << 24 | 1;
             example.memory[128..136].copy_from_slice(&slab.to_le_bytes());
-            let store = kv::KvRef { base: va, key, lg_buckets: 0 };
+            let store = kv::KvRef::new(va, key, 0);
             let value: &[u8] = if matches!(kernel, op::KV_PUT | op::KV_UPDATE) { b"other" } else { b"" };
             let params = kv::KvParams::new(store, hash, name, value);
             let block = kv::KvParams { value: kv::KvValue::Block(7168, 0), value_len: 16, ..params };

@@ -260,7 +260,11 @@ impl Control {
 
     fn alloc(&mut self, client: Qpn, call: &mut Call) -> Result<(), String> {
         let len = u64_at(&call.params, 0).ok_or("the length is missing")?;
-        let region = self.ledger.alloc(client, len).map_err(|e| e.to_string())?;
+        let region = match call.params.get(8) {
+            Some(1) => self.ledger.alloc_growing(client, len),
+            _ => self.ledger.alloc(client, len),
+        };
+        let region = region.map_err(|e| e.to_string())?;
         call.reply.extend_from_slice(&region.va().to_le_bytes());
         call.reply.extend_from_slice(&region.key().to_le_bytes());
         Ok(())

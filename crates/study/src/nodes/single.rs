@@ -69,6 +69,11 @@ impl Arena for ClientMemory<'_> {
         Ok(Place { va, key })
     }
 
+    fn alloc_growing(&mut self, len: u64) -> Result<Place, StudyError> {
+        let RemoteRegion { va, key, .. } = self.0.alloc_growing(len)?;
+        Ok(Place { va, key })
+    }
+
     fn write(&mut self, at: Place, bytes: &[u8]) -> Result<(), StudyError> {
         let region = RemoteRegion { va: at.va, key: at.key, len: bytes.len() as u64 };
         Ok(self.0.write(&region, 0, bytes)?)

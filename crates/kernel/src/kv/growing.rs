@@ -1,0 +1,218 @@
+//! Stores that grow.
+
+use super::slab::BUMP;
+use super::table::{LOCK, MOVED, ROOT, TOMB};
+use super::tests::{Stepped, params, run, store};
+use super::*;
+use crate::{Status, op};
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+/// The table that a word says.
+fn table(word: u64) -> Table {
+    Table::from_word(word).expect("a table")
+}
+
+/// What the next bucket that overflows is one too many of.
+pub(super) fn make_due(memory: &Stepped) {
+    memory.memory.put(ROOT + 32, &15u64.to_le_bytes());
+}
+
+/// All entries of a store, wherever their chains are by now, and how many buckets overflow.
+///
+/// # Panics
+/// If a chain is locked.
+pub(super) fn entries(word: &dyn Fn(u64) -> u64) -> (Vec<u64>, u64) {
+    let root = table(word(ROOT));
+    let mut chains: Vec<(Table, u64)> = (0..1 << root.lg_buckets).map(|index| (root, index)).collect();
+    let (mut found, mut overflows) = (Vec::new(), 0);
+    while let Some((of, index)) = chains.pop() {
+        let mut buckets = vec![of.at(index)];
+        while let Some(bucket) = buckets.pop() {
+            let last = word(bucket + ENTRIES as u64 * 8);
+            if last & MOVED != 0 {
+                chains.extend((0..BRANCHES).map(|n| (table(last & !MOVED), index * BRANCHES + n)));
+                continue;
+            }
+            assert_eq!(last & LOCK, 0, "a chain is locked");
+            found.extend((0..ENTRIES as u64).map(|n| word(bucket + n * 8)).filter(|&entry| entry > TOMB));
+            if last != 0 {
+                overflows += 1;
+                buckets.extend((0..BRANCHES).map(|n| last + n * BUCKET_BYTES as u64));
+            }
+        }
+    }
+    (found, overflows)
+}
+
+/// As a client does that looks at the header now and then.
+fn looked(memory: &Stepped, at: KvRef) -> KvRef {
+    KvRef { table: table_of(&memory.memory.get(0, 16)).expect("a store"), ..at }
+}
+
+#[test]
+fn a_store_that_grows_a_thousandfold_takes_as_many_accesses_as_one_that_was_made_so_large() {
+    let (memory, old) = (Stepped::growing(2, 128 << 10, 64 << 20), store(2));
+    let (mut at, mut pairs, mut added) = (old, 0u32, 0);
+    let count = |op: u64, at: KvRef, numbers: std::ops::Range<u32>| {
+        memory.accesses.set(0);
+        for n in numbers.clone() {
+            let value = (n ^ 5).to_le_bytes();
+            let ended = run(&memory, op, &params(at, &n.to_le_bytes(), if op == op::KV_GET { &[] } else { &value }));
+            assert_eq!(ended.0, Status::Ok, "{n}");
+            assert!(op != op::KV_GET || ended.1 == value, "{n}");
+        }
+        memory.accesses.get()
+    };
+    for most in [16, 160, 1_600, 16_000, 64_000] {
+        while pairs < most {
+            // A look for each 64 calls.
+            let next = most.min(pairs + 64);
+            at = looked(&memory, at);
+            added += count(op::KV_PUT, at, pairs..next);
+            pairs = next;
+        }
+        let each = |accesses: u32| f64::from(accesses) / f64::from(pairs);
+        let (got, changed) = (each(count(op::KV_GET, at, 0..pairs)), each(count(op::KV_PUT, at, 0..pairs)));
+        let (late, added) = (each(count(op::KV_GET, old, 0..pairs)), each(added));
+        let buckets = 1 << looked(&memory, at).table.lg_buckets;
+        println!(
+            "{pairs} pairs, {buckets} buckets: {got:.2} accesses of a GET, {changed:.2} of a PUT, {added:.2} of those that added \
+             them; {late:.2} of a GET by the first table"
+        );
+        // What is added moves others too: all of them once, if there is a larger table just now.
+        assert!(got <= 3.0 && (pairs < 1000 || changed <= 4.5 && added <= 9.0));
+    }
+    assert!(looked(&memory, at).table.lg_buckets >= 11);
+    assert!(memory.word(BUMP + 8) > 4 << 20, "it was 128 KB long");
+}
+
+#[test]
+fn memory_grows_for_slabs_until_it_may_not() {
+    let (memory, at) = (Stepped::growing(2, 70 << 10, 1 << 20), store(2));
+    let put = |n: u32| run(&memory, op::KV_PUT, &params(at, &n.to_le_bytes(), &vec![n as u8; 3000])).0;
+    let filled = (0..100_000).take_while(|&n| put(n) == Status::Ok).count() as u32;
+    assert!((250..350).contains(&filled), "{filled} pairs in 1 MB");
+    for n in 0..filled {
+        assert_eq!(run(&memory, op::KV_GET, &params(at, &n.to_le_bytes(), &[])), (Status::Ok, vec![n as u8; 3000]));
+    }
+    assert_eq!([put(filled), put(0)], [NO_ROOM, Status::Ok]);
+}
+
+/// What overflows while there is no room for a larger table stays where it is, and there is one once there is room.
+#[test]
+fn a_table_that_there_is_no_room_for_is_made_later() {
+    let (memory, at) = (Stepped::growing(8, 200 << 10, 4 << 20), store(8));
+    memory.most.set(260 << 10);
+    let key = |n: u32| n.to_le_bytes();
+    let put = |n: u32| run(&memory, op::KV_PUT, &params(at, &key(n), &[])).0;
+    let filled = (0..).take_while(|&n| put(n) == Status::Ok).count() as u32;
+    assert!(filled > 1200, "{filled}");
+    assert_eq!((memory.word(ROOT), memory.word(ROOT + 16)), (at.table.word(), at.table.word()));
+    for n in 0..filled {
+        assert_eq!(run(&memory, op::KV_GET, &params(at, &key(n), &[])).0, Status::Ok);
+    }
+    assert_eq!(entries(&|at| memory.word(at)).0.len(), filled as usize);
+    memory.most.set(4 << 20);
+    let more = (filled..).take_while(|&n| put(n) == Status::Ok && memory.word(ROOT) == at.table.word()).count() as u32;
+    assert!(more < filled && looked(&memory, at).table.lg_buckets == 11, "{more}");
+    assert_eq!(entries(&|at| memory.word(at)).0.len() as u32, filled + more + 1);
+}
+
+/// A peer that writes what it likes holds nobody up: a chain without an end is not moved, and nothing stays locked or
+/// frozen.
+#[test]
+fn a_chain_without_an_end_is_left_where_it_is() {
+    let (memory, at, next) = (Stepped::growing(1, 256 << 10, 256 << 10), store(1), Table { lg_buckets: 4, place: 32 });
+    let set = |at: u64, word: u64| memory.memory.put(at, &word.to_le_bytes());
+    let last = |index: u64| at.table.at(index) + ENTRIES as u64 * 8;
+    let key =
+        |index| (0u32..).map(u32::to_le_bytes).find(|key| at.table.index(hash(key, 7)) == index).expect("half of them");
+    set(BUMP, next.at(1 << next.lg_buckets));
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(0), b"stays")).0, Status::Ok);
+    let entry = memory.word(at.table.at(0));
+    set(last(0), at.table.at(0));
+    set(last(1), MOVED | next.word());
+    set(ROOT + 16, next.word());
+    set(ROOT + 24, u64::from(next.lg_buckets) << 48);
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(1), b"moved")).0, Status::Ok);
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(1), &[])), (Status::Ok, b"moved".to_vec()));
+    assert_eq!((memory.word(at.table.at(0)), memory.word(last(0))), (entry, at.table.at(0)));
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(0), &[])), (Status::Ok, b"stays".to_vec()));
+    // It is moved once it ends.
+    set(last(0), 0);
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(1), b"again")).0, Status::Ok);
+    assert_eq!((memory.word(last(0)), memory.word(ROOT)), (MOVED | next.word(), next.word()));
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(0), &[])), (Status::Ok, b"stays".to_vec()));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(u16, u16),
+    Update(u16, u16),
+    Delete(u16),
+    Get(u16),
+    /// Puts many.
+    Fill(u16),
+    /// Looks which table there is.
+    Look,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let key = 0..3000u16;
+    prop_oneof![
+        3 => (key.clone(), 0..700u16).prop_map(|(key, len)| Step::Put(key, len)),
+        2 => (key.clone(), 0..700u16).prop_map(|(key, len)| Step::Update(key, len)),
+        2 => key.clone().prop_map(Step::Delete),
+        2 => key.clone().prop_map(Step::Get),
+        2 => key.prop_map(Step::Fill),
+        1 => Just(Step::Look),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However it grows, whichever table its callers know of, it is a map.
+    #[test]
+    fn a_store_that_grows_is_a_map(
+        steps in prop::collection::vec(step(), 1..200),
+        lg_buckets in 0..7u8,
+        most in 17..24u32,
+    ) {
+        let memory = Stepped::growing(lg_buckets, 96 << 10, 1 << most);
+        let (old, mut at, mut map) = (store(lg_buckets), store(lg_buckets), HashMap::<u16, Vec<u8>>::new());
+        let key = |n: u16| [&n.to_le_bytes()[..], &vec![7; usize::from(n % 90)]].concat();
+        let put = |map: &mut HashMap<_, _>, at, op, n, len: u16| {
+            let value = vec![len as u8; len.into()];
+            match run(&memory, op, &params(at, &key(n), &value)).0 {
+                Status::Ok => drop(map.insert(n, value)),
+                // It stays as it was.
+                NO_ROOM => {}
+                Status::NotFound if op == op::KV_UPDATE && !map.contains_key(&n) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        for step in steps {
+            match step {
+                Step::Put(n, len) => put(&mut map, at, op::KV_PUT, n, len),
+                Step::Update(n, len) => put(&mut map, at, op::KV_UPDATE, n, len),
+                Step::Fill(first) => (first..first + 200).for_each(|n| put(&mut map, at, op::KV_PUT, n, n % 50)),
+                Step::Delete(n) => {
+                    let ended = run(&memory, op::KV_DELETE, &params(at, &key(n), &[])).0;
+                    prop_assert_eq!(ended, map.remove(&n).map_or(Status::NotFound, |_| Status::Ok));
+                }
+                Step::Get(n) => {
+                    let wanted = map.get(&n).map_or((Status::NotFound, vec![]), |value| (Status::Ok, value.clone()));
+                    prop_assert_eq!(run(&memory, op::KV_GET, &params(old, &key(n), &[])), wanted);
+                }
+                Step::Look => at = looked(&memory, at),
+            }
+        }
+        for (n, value) in &map {
+            prop_assert_eq!(&run(&memory, op::KV_GET, &params(at, &key(*n), &[])), &(Status::Ok, value.clone()));
+            prop_assert_eq!(run(&memory, op::KV_GET, &params(old, &key(*n), &[])).0, Status::Ok);
+        }
+        prop_assert_eq!(entries(&|at| memory.word(at)).0.len(), map.len());
+    }
+}
