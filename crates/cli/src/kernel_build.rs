@@ -92,9 +92,6 @@ fn check(path: &Path, module: &[u8]) -> Result<(), Failure> {
 }
 
 fn build(source: &Path, debugging: bool) -> Result<Vec<u8>, Failure> {
-    if let Err(e) = std::fs::metadata(source) {
-        return Err(Failure::Failed(format!("cannot read {}: {e}", source.display())));
-    }
     match source.extension().and_then(OsStr::to_str) {
         Some("wasm") => {
             Err(Failure::Usage(format!("{} is a module already: there is nothing to build", source.display())))
@@ -138,6 +135,9 @@ fn build(source: &Path, debugging: bool) -> Result<Vec<u8>, Failure> {
 
 /// Runs a compiler, whose own messages go to stderr.
 fn compile(source: &Path, program: &str, hint: &str, options: &[&str]) -> Result<Vec<u8>, Failure> {
+    if let Err(e) = std::fs::metadata(source) {
+        return Err(Failure::Failed(format!("cannot read {}: {e}", source.display())));
+    }
     // A directory of our own: other users cannot put anything in our way.
     let failed = |e: std::io::Error| Failure::Failed(format!("a directory for the module: {e}"));
     let dir = tempfile::tempdir().map_err(failed)?;
