@@ -114,24 +114,14 @@ impl WhereOptions {
         self.goal.cost(candidate) * place.map_or(1.0, |place| self.corrections[place])
     }
 
-    /// Corrected by these runs, if there is one of each of these places.
-    fn corrected(
-        self,
-        operation: &Operation,
-        ranking: &[Candidate],
-        (close, runs): (&[Placement], &[WorldRun]),
-    ) -> Option<Self> {
-        let mut corrected = self;
-        if !world::is_whole(&world::loaded(operation, self.goal)) {
-            return None;
-        }
-        for place in close {
-            let candidate = ranking.iter().find(|candidate| candidate.place == *place)?;
-            let cost = runs.iter().find(|run| run.place == *place)?.cost(self.goal)?;
+    /// Corrected by what the engine says that places cost, where the screen says so of all of them as well.
+    fn corrected(mut self, screen: &[Candidate], engine: &[(Placement, f64)]) -> Option<Self> {
+        for (place, cost) in engine {
+            let candidate = screen.iter().find(|candidate| candidate.place == *place)?;
             let number = Placement::ALL.iter().position(|known| known == place)?;
-            corrected.corrections[number] = cost / self.goal.cost(candidate);
+            self.corrections[number] = Some(cost / self.goal.cost(candidate)).filter(|of| of.is_normal())?;
         }
-        Some(corrected)
+        Some(self)
     }
 }
 
@@ -142,7 +132,8 @@ pub struct Answer {
     pub ranking: Vec<Candidate>,
     /// How far open values move each of them, in the same order.
     pub intervals: Vec<Interval>,
-    /// The part of points of the open values at which the first is best or level.
+    /// The part of points of the open values at which the first is best or level. Where the engine was asked, the screen is as
+    /// far off there as it was found to be at some of them.
     pub certainty: f64,
     /// Whether that is enough to say so.
     pub decided: bool,
@@ -164,6 +155,18 @@ pub struct Answer {
 const CERTAIN: f64 = 0.95;
 /// Placements within this factor of the best are simulated.
 const CLOSE: f64 = 1.5;
+/// Places within this factor of the best by the engine are run again, so many times with so many times the calls: what lies in
+/// the draw of a run, or in how long it is, may come to as much.
+const ALIKE: f64 = 1.2;
+const AGAIN: u64 = 2;
+const AGAIN_CALLS: u64 = 2;
+/// What is level in the mean is not called so if a run has one of the two so far ahead.
+const NOT_LEVEL: f64 = 1.08;
+/// How far the screen is off at other values of what is open, the engine says under so many draws of them: with fewer calls each
+/// than for the answer, but with so many at least, and so many for each that is under way.
+const DRAWS: usize = 8;
+const DRAWN_CALLS: u64 = 100;
+const DRAWN_CALLS_EACH: u64 = 4;
 
 /// What a platform says too little for, if it does: what is asked, and the section that is missing.
 pub fn missing(platform: &Platform, operation: &Operation, goal: Goal) -> Option<String> {
@@ -215,7 +218,8 @@ pub fn decide_until(
     // The screen knows nothing of lost packets, and of several clients what they are together: with them the engine has to say how
     // far places lie apart. Of a load that a place does not carry it would say how long one looked.
     let asks_all = operation.clients.loss > 0.0 || operation.clients.machines > 1;
-    let open = uncertain::sample(platform, operation, &ranking, options);
+    let points = uncertain::points(platform, operation, options);
+    let open = uncertain::weigh(&points, &ranking, &[*options]);
     let is_open = |place| open.certainty < CERTAIN && open.winners.contains(&place);
     let close = |candidate: &&Candidate| {
         let cost = goal.cost(candidate);
@@ -233,30 +237,64 @@ pub fn decide_until(
     let asked = world::loaded(operation, goal);
     let run = |&place: &Placement| world::run(platform, &asked, place, (count, options.seed))?.ok();
     let world: Vec<WorldRun> = close.iter().take_while(|_| !stop()).filter_map(run).collect();
-    // Where every place that lies close was run, the engine's word counts, and the screen says only what moves it.
-    let corrected = options.corrected(operation, &ranking, (&close, &world)).filter(|_| close.len() > 1);
-    let (options, by) = match &corrected {
-        Some(corrected) => (corrected, DecidedBy::Engine),
-        None => (options, DecidedBy::Screen),
-    };
-    ranking.sort_by(|a, b| options.cost(a).total_cmp(&options.cost(b)));
-    let open = uncertain::sample(platform, operation, &ranking, options);
-    let places: Vec<Placement> = ranking.iter().map(|candidate| candidate.place).collect();
-    let engine = |platform: &Platform, operation: &Operation| {
+    let engine = |platform: &Platform, operation: &Operation, places: &[Placement], (count, seed)| -> Option<Costs> {
+        let asked = world::loaded(operation, goal);
         let run = |&place: &Placement| {
-            let asked = world::loaded(operation, goal);
-            let cost = world::run(platform, &asked, place, (count, options.seed))?.ok()?.cost(goal)?;
+            let cost = world::run(platform, &asked, place, (count, seed))?.ok()?.cost(goal)?;
             Some((place, cost))
         };
         if stop() { None } else { places.iter().map(run).collect() }
     };
+    // Where every place that lies close was run, the engine's word counts, and the screen says only what moves it.
+    let costs = |place: &Placement| Some((*place, world.iter().find(|run| run.place == *place)?.cost(goal)?));
+    let costs: Option<Costs> = close.iter().map(costs).collect();
+    let costs = costs.filter(|costs| costs.len() > 1 && world::is_whole(&asked));
+    let runs = costs.map_or(Vec::new(), |costs| {
+        let least = costs.iter().map(|(_, cost)| *cost).fold(f64::INFINITY, f64::min);
+        let alike = costs.iter().filter(|(_, cost)| *cost < ALIKE * least).map(|(place, _)| *place);
+        let alike: Vec<Placement> = alike.collect();
+        let again = (1..=AGAIN).filter(|_| alike.len() > 1);
+        let again = again.filter_map(|n| engine(platform, operation, &alike, (AGAIN_CALLS * count, options.seed ^ n)));
+        std::iter::once(costs).chain(again).collect()
+    });
+    let corrected = if runs.is_empty() { None } else { options.corrected(&ranking, &means(&runs)) };
+    let (plain, options, by) = match &corrected {
+        Some(corrected) => (options, corrected, DecidedBy::Engine),
+        None => (options, options, DecidedBy::Screen),
+    };
+    ranking.sort_by(|a, b| options.cost(a).total_cmp(&options.cost(b)));
+    let mut open = uncertain::weigh(&points, &ranking, &[*options]);
+    if by == DecidedBy::Engine && open.near.len() > 1 {
+        let each = match asked.load {
+            Load::Closed(under_way) => DRAWN_CALLS_EACH * u64::from(under_way),
+            Load::Open(_) => 0,
+        };
+        let fewer = (count / DRAWS as u64).max(DRAWN_CALLS).max(each).min(count);
+        let draws = uncertain::hypercube(&platform.params, DRAWS, !options.seed);
+        let draws = draws.iter().zip(1..).filter_map(|(values, n)| {
+            let drawn = platform.with(values).ok()?;
+            let screen = rank(&drawn, operation, plain);
+            // Of a place that does not carry the load there the screen is enough.
+            let near = screen.iter().filter(|c| open.near.contains(&c.place) && goal.cost(c).is_finite());
+            let near: Vec<Placement> = near.map(|candidate| candidate.place).collect();
+            options.corrected(&screen, &engine(&drawn, operation, &near, (fewer, options.seed ^ n))?)
+        });
+        let draws: Vec<WhereOptions> = draws.collect();
+        if !draws.is_empty() {
+            open = uncertain::weigh(&points, &ranking, &draws);
+        }
+    }
+    let places: Vec<Placement> = ranking.iter().map(|candidate| candidate.place).collect();
     // Flips are held against the engine wherever it has a word, though the screen has decided.
     let confirms = options.flips > 0 && options.simulated > 0 && world::runs(platform, &asked);
-    let engine: Option<&flips::Engine<'_>> = if confirms { Some(&engine) } else { None };
+    let of_all =
+        |platform: &Platform, operation: &Operation| engine(platform, operation, &places, (count, options.seed));
+    let engine: Option<&flips::Engine<'_>> = if confirms { Some(&of_all) } else { None };
     // Where no place carries the load, none is the best until another is.
     let carried = ranking.first().is_some_and(|best| options.cost(best).is_finite());
     let flips = if carried { flips::find(platform, operation, &ranking, options, engine) } else { Vec::new() };
-    let Open { intervals, certainty, contributions, .. } = open;
+    let Open { intervals, certainty, .. } = open;
+    let contributions = uncertain::contributions(platform, operation, &ranking, options);
     let mut answer = Answer {
         decided: certainty >= CERTAIN,
         by,
@@ -269,7 +307,7 @@ pub fn decide_until(
         line: String::new(),
         ranking,
     };
-    answer.line = line(platform, &answer, options);
+    answer.line = line(platform, &answer, options, &runs);
     Some(answer)
 }
 
@@ -300,7 +338,18 @@ pub fn path_of(
     }
 }
 
-fn line(platform: &Platform, answer: &Answer, options: &WhereOptions) -> String {
+/// What places cost in a run of the engine each.
+type Costs = Vec<(Placement, f64)>;
+
+/// What each of the first run's costs in the mean of those that it is in.
+fn means(runs: &[Costs]) -> Costs {
+    let of = |place| runs.iter().flatten().filter(move |(known, _)| *known == place).map(|(_, cost)| *cost);
+    let mean = |place| of(place).sum::<f64>() / of(place).count() as f64;
+    runs.iter().take(1).flatten().map(|&(place, _)| (place, mean(place))).collect()
+}
+
+/// The answer in a sentence. `runs` are the engine's at the platform's values.
+fn line(platform: &Platform, answer: &Answer, options: &WhereOptions, runs: &[Costs]) -> String {
     let Answer { ranking, contributions, certainty, .. } = answer;
     let [best, rest @ ..] = &ranking[..] else { return String::new() };
     let Some(second) = rest.first() else {
@@ -333,6 +382,17 @@ fn line(platform: &Platform, answer: &Answer, options: &WhereOptions) -> String 
             platform.name,
             best.place,
             certainty * 100.0
+        );
+    }
+    let apart = runs.iter().filter_map(|run| {
+        let of = |place| run.iter().find(|(known, _)| *known == place).map(|(_, cost)| *cost);
+        Some(of(second.place)? / of(best.place)?)
+    });
+    let (least, most) = apart.fold((ratio, ratio), |(least, most), apart| (apart.min(least), apart.max(most)));
+    if ratio < LEVEL && most.max(1.0 / least) > NOT_LEVEL {
+        return format!(
+            "{} is as good as any on {}{by}: {} takes {least:.2} to {most:.2} x as much, run by run",
+            best.place, platform.name, second.place
         );
     }
     if ratio < LEVEL {

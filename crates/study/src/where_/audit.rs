@@ -102,7 +102,7 @@ pub struct Audit {
     pub certainty: [Tally; 11],
     /// By kind of operations.
     pub groups: Vec<Group>,
-    /// The operations whose winner or flip point is wrong, in words.
+    /// The operations whose winner, flip point or "level" is wrong, in words.
     pub wrong: Vec<String>,
     /// Whether it was ended early.
     pub cut: bool,
@@ -366,7 +366,11 @@ fn one(platform: &Platform, operation: &Operation, (number, seed): (u64, u64), f
         && let (Some(a), Some(b)) = (of(&runs, named.place), of(&runs, second.place))
     {
         let ratio = a.p50_ns as f64 / b.p50_ns as f64;
-        all.level.add(ratio.max(1.0 / ratio) < APART);
+        let level = ratio.max(1.0 / ratio) < APART;
+        all.level.add(level);
+        if !level {
+            all.wrong.push(format!("{} on {}: {}, {ratio:.2}", operation.title, platform.name, answer.line));
+        }
     }
     drawn_anew(platform, operation, named, (answer.certainty, 1, seed ^ number), all);
     if number.is_multiple_of(FLIPS) {

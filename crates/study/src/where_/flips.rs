@@ -111,12 +111,7 @@ fn confirm(knob: &Knob<'_>, best: Placement, found: Flip, options: &WhereOptions
             return Some(Flip { confirmed: Some(true), ..flip_at });
         }
         let (platform, operation) = (knob.at)(value)?;
-        let mut there = WhereOptions { corrections: [1.0; Placement::ALL.len()], ..*options };
-        let screen = rank(&platform, &operation, &there);
-        for (place, cost) in engine(&platform, &operation)? {
-            let number = Placement::ALL.iter().position(|known| *known == place)?;
-            there.corrections[number] = cost / there.goal.cost(screen.iter().find(|c| c.place == place)?);
-        }
+        let there = options.corrected(&rank(&platform, &operation, options), &engine(&platform, &operation)?)?;
         let direction = if flip_at.while_under { 1 } else { -1 };
         // From where the best place of now still is the best by these corrections, if anywhere nearer.
         let from = (0..=DOUBLINGS).map(|step| knob.now * flip_at.factor / 1.5f64.powi(direction * step));

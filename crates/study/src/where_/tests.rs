@@ -203,6 +203,48 @@ fn what_open_values_leave_undecided_is_named() {
     assert!(!answer.decided || answer.line.contains("level"), "{}", answer.line);
 }
 
+/// A lead that is smaller than the screen is known to be off is not a sure one.
+#[test]
+fn what_the_screen_is_off_by_elsewhere_counts_in_its_certainty() {
+    let (strom, operation) = (strom(), operation(4.0, 64.0));
+    let options = WhereOptions { points: 16, ..WhereOptions::default() };
+    let (ranking, points) = (rank(&strom, &operation, &options), uncertain::points(&strom, &operation, &options));
+    let best = ranking[0].place;
+    let sure = |off: &[f64]| {
+        let drawn = |off: &f64| options.corrected(&ranking, &[(best, off * ranking[0].p50_ns)]).unwrap();
+        uncertain::weigh(&points, &ranking, &off.iter().map(drawn).collect::<Vec<_>>())
+    };
+    let exact = sure(&[1.0]).certainty;
+    assert!(exact > 0.5 && sure(&[0.1]).certainty == 1.0 && sure(&[100.0]).certainty == 0.0, "{exact}");
+    assert_eq!(sure(&[1.0, 1.0, 1.0, 100.0]).certainty, exact * 0.75);
+    // Who never comes near it need not be asked.
+    assert_eq!(sure(&[1e-3]).near, [best]);
+    assert!(sure(&[1.0]).near.len() > 1);
+}
+
+/// Two that one run has alike and the next one a tenth apart are not called level.
+#[test]
+fn level_needs_runs_that_agree() {
+    let (strom, operation) = (strom(), operation(4.0, 64.0));
+    let options = WhereOptions { simulated: 0, points: 1, ..WhereOptions::default() };
+    let mut answer = decide(&strom, &operation, &options).unwrap();
+    let [best, second] = [0, 1].map(|at| answer.ranking[at].place);
+    let says = |runs: &[f64], answer: &mut Answer| {
+        let runs: Vec<Costs> = runs.iter().map(|of| vec![(best, 1000.0), (second, 1000.0 * of)]).collect();
+        let corrected = options.corrected(&answer.ranking, &means(&runs)).unwrap();
+        (answer.decided, answer.by) = (true, DecidedBy::Engine);
+        line(&strom, answer, &corrected, &runs)
+    };
+    let agree = says(&[1.02, 1.04, 0.99], &mut answer);
+    assert!(agree.contains("are level"), "{agree}");
+    for runs in [[1.02, 1.11, 0.99], [0.9, 1.1, 1.1]] {
+        let differ = says(&runs, &mut answer);
+        assert!(differ.contains("as good as any") && differ.contains("run by run"), "{differ}");
+    }
+    let ahead = says(&[1.2, 1.1, 1.0], &mut answer);
+    assert!(ahead.contains("1.10 x faster"), "{ahead}");
+}
+
 #[test]
 fn skew_and_writers_serialise_on_the_popular_item() {
     let strom = strom();

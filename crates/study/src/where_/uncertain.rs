@@ -9,7 +9,7 @@ use super::operation::Operation;
 use super::screen::Candidate;
 use remora_kernel::Placement;
 
-use super::{LEVEL, WhereOptions, rank};
+use super::{CLOSE, LEVEL, WhereOptions, rank};
 use crate::workload::below;
 
 /// How far a placement's figures move over the open values.
@@ -45,12 +45,19 @@ pub struct Open {
     pub certainty: f64,
     /// Who is best at one of them or more.
     pub winners: Vec<Placement>,
-    /// The strongest first; those that move nothing are left out.
-    pub contributions: Vec<Contribution>,
+    /// Who lies close to the first at one of them or more, itself among them.
+    pub near: Vec<Placement>,
 }
 
-/// Tries the open values: all at once at the points of a Latin hypercube, and each alone at the ends of its range.
-pub fn sample(platform: &Platform, operation: &Operation, ranking: &[Candidate], options: &WhereOptions) -> Open {
+/// What the screen has with the open values drawn, all at once, at the points of a Latin hypercube.
+pub fn points(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Vec<Vec<Candidate>> {
+    let points = hypercube(&platform.params, options.points, options.seed);
+    // Values that contradict each other make no platform, and no point.
+    points.iter().filter_map(|point| Some(rank(&platform.with(point).ok()?, operation, options))).collect()
+}
+
+/// What the points leave of a ranking. With several corrections of the screen each of them may hold at each point.
+pub fn weigh(points: &[Vec<Candidate>], ranking: &[Candidate], corrected: &[WhereOptions]) -> Open {
     let mut open = Open { certainty: 1.0, ..Open::default() };
     open.intervals = ranking
         .iter()
@@ -60,29 +67,29 @@ pub fn sample(platform: &Platform, operation: &Operation, ranking: &[Candidate],
             saturation_per_s: (candidate.saturation_per_s, candidate.saturation_per_s),
         })
         .collect();
-    let Some(best) = ranking.first() else { return open };
+    let Some(first) = ranking.first().map(|first| first.place) else { return open };
     let (mut tried, mut wins) = (0u32, 0u32);
-    for point in hypercube(&platform.params, options.points, options.seed) {
-        // Values that contradict each other make no platform, and no point.
-        let Ok(other) = platform.with(&point) else { continue };
-        let candidates = rank(&other, operation, options);
+    for (candidates, options) in points.iter().flat_map(|point| corrected.iter().map(move |options| (point, options))) {
+        let costs: Vec<(Placement, f64)> = candidates.iter().map(|c| (c.place, options.cost(c))).collect();
+        let best = costs.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        let ours = costs.iter().find(|(place, _)| *place == first);
+        let (Some(&(best, least)), Some(&(_, ours))) = (best, ours) else { continue };
         tried += 1;
-        open.winners.extend(candidates.first().map(|best| best.place).filter(|best| !open.winners.contains(best)));
-        let costs = |place| candidates.iter().find(|c| c.place == place).map(|c| options.cost(c));
-        if let (Some(ours), Some(least)) = (costs(best.place), candidates.first().map(|c| options.cost(c))) {
-            wins += u32::from(ours <= least * LEVEL);
-        }
-        for interval in &mut open.intervals {
-            if let Some(candidate) = candidates.iter().find(|candidate| candidate.place == interval.place) {
-                widen(&mut interval.p50_ns, candidate.p50_ns);
-                widen(&mut interval.saturation_per_s, candidate.saturation_per_s);
-            }
+        wins += u32::from(ours <= least * LEVEL);
+        open.winners.extend(Some(best).filter(|best| !open.winners.contains(best)));
+        let near = costs.iter().filter(|(_, cost)| *cost <= ours * CLOSE).map(|(place, _)| *place);
+        let near: Vec<_> = near.filter(|place| !open.near.contains(place)).collect();
+        open.near.extend(near);
+    }
+    for interval in &mut open.intervals {
+        for candidate in points.iter().flatten().filter(|candidate| candidate.place == interval.place) {
+            widen(&mut interval.p50_ns, candidate.p50_ns);
+            widen(&mut interval.saturation_per_s, candidate.saturation_per_s);
         }
     }
     if tried > 0 {
         open.certainty = f64::from(wins) / f64::from(tried);
     }
-    open.contributions = contributions(platform, operation, ranking, options);
     open
 }
 
@@ -116,7 +123,8 @@ fn settled(dimension: remora_model::platform::Dimension, value: f64) -> f64 {
     if matches!(dimension, Dimension::Count | Dimension::Size) { value.round() } else { value }
 }
 
-fn contributions(
+/// How much each open value alone moves the first two, the strongest first; those that move nothing are left out.
+pub fn contributions(
     platform: &Platform,
     operation: &Operation,
     ranking: &[Candidate],
