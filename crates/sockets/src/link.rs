@@ -530,4 +530,23 @@ mod tests {
         drop(low.lock(Side::Tx));
         assert_eq!(low.own(Word::TxLock), 0);
     }
+
+    /// The peer may write there what it likes.
+    #[test]
+    fn a_lock_of_a_thread_that_is_none_of_ours_is_taken_over() {
+        let (low, high) = pair();
+        low.set_own(Word::TxLock, 1);
+        high.set_own(Word::RxLock, u64::MAX);
+        drop(low.lock(Side::Tx));
+        drop(low.lock(Side::Rx));
+        assert_eq!((low.own(Word::TxLock), low.peer(Word::RxLock)), (0, 0));
+        // Our own threads' stay.
+        low.set_own(Word::TxLock, sys::thread_id());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| drop(low.lock(Side::Tx)));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!other.is_finished());
+            low.set_own(Word::TxLock, 0);
+        });
+    }
 }

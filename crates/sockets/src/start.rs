@@ -147,6 +147,7 @@ crate::calls::c_names! {
 /// Before a fork.
 pub extern "C" fn prepare() {
     signals::begin();
+    sys::share();
     socket::hold();
     rack::hold();
     // Several descriptors may lead to one.

@@ -337,6 +337,14 @@ thread_local! {
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
+/// Other processes may have what this one has: it was forked, or has forked.
+static SHARES: AtomicBool = AtomicBool::new(false);
+
+/// This process is about to fork.
+pub fn share() {
+    SHARES.store(true, Ordering::Release);
+}
+
 /// How many forks lie behind this process, and one.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
@@ -357,9 +365,18 @@ pub fn thread_id() -> u64 {
     id
 }
 
-/// Whether there is such a thread.
+/// Whether a thread of this number may hold what this process holds or shares with others since a fork.
 pub fn thread_lives(id: u64) -> bool {
-    is_sealed() || call!(SYS_tkill, id as c_int, 0) != -c_long::from(libc::ESRCH)
+    let found = || match SHARES.load(Ordering::Acquire) {
+        true => call!(SYS_tkill, id as c_int, 0),
+        // A peer says what it likes in memory that it has, too: no thread of another process has a lock of this one's.
+        // A child that shares its memory until it is another program has a number of its own.
+        false => match KNOWN.load(Ordering::Relaxed) as u32 {
+            0 => call!(SYS_tgkill, process_id(), id as c_int, 0),
+            known => call!(SYS_tgkill, known, id as c_int, 0),
+        },
+    };
+    is_sealed() || found() != -c_long::from(libc::ESRCH)
 }
 
 static KNOWN: AtomicU64 = AtomicU64::new(0);
