@@ -178,6 +178,12 @@ fn on_platform(
     display: &Display,
 ) -> Result<(Option<OnPlatform>, Option<OnCut>), Failure> {
     let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
+    if platform.software.is_some() && platform.nic.is_none() {
+        let what = format!("{name} is what `remora probe` has written, whose NIC is software and not modelled: ask");
+        return Err(Failure::Usage(format!(
+            "{what} `remora where OPERATION --on {name}` or `remora validate --probe {name}`"
+        )));
+    }
     let plan = Plan { placements: places_on(args, &platform)?, ..plan(args) };
     let (on, cut) = compare_on(&platform, &plan, records, trace, display)?;
     Ok((Some(on), cut))

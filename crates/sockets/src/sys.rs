@@ -376,7 +376,9 @@ pub fn thread_lives(id: u64) -> bool {
             known => call!(SYS_tgkill, known, id as c_int, 0),
         },
     };
-    is_sealed() || found() != -c_long::from(libc::ESRCH)
+    // What is no number of a thread is none.
+    is_sealed()
+        || c_int::try_from(id).is_ok() && ![libc::ESRCH, libc::EINVAL].map(|e| -c_long::from(e)).contains(&found())
 }
 
 static KNOWN: AtomicU64 = AtomicU64::new(0);

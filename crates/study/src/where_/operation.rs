@@ -384,6 +384,10 @@ impl Reader<'_> {
     /// What TOML of the right keys says.
     pub fn parse<T: serde::de::DeserializeOwned>(&self) -> Result<T, OperationError> {
         let at = |e: &toml::de::Error| e.span().map_or(0, |span| span.start);
+        let is_platform = |table: &toml::Table| table.contains_key("placements");
+        if self.text.parse().is_ok_and(|table| is_platform(&table)) {
+            return Err(self.error(0, "this is a platform, no operation: name it by --on"));
+        }
         toml::from_str(self.text).map_err(|e| self.error(at(&e), e.message().trim().replace('\n', " ")))
     }
 
@@ -514,6 +518,8 @@ mod tests {
             let message = Operation::parse("x.toml", &GET.replacen(from, to, 1)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}\nshould say: {expected}");
         }
+        let platform = Operation::parse("p.toml", "name = \"p\"\n[placements]\nclient = \"core\"\n").unwrap_err();
+        assert!(platform.to_string().contains("this is a platform, no operation: name it by --on"), "{platform}");
     }
 
     #[test]
