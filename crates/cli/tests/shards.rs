@@ -44,7 +44,7 @@ fn storms_in_shards_are_the_storms_of_one_run() {
     assert!(merged.starts_with("3 storms of 2 shards from seed 5"), "{merged}");
     fails(directory, &["storm", "merge", "1.json"], &["shard 0/2 is missing"]);
     fails(directory, &["storm", "merge", "0.json", "1.json", "1.json"], &["shard 1/2 is there twice"]);
-    fails(directory, &["check", "merge", "0.json"], &["it is no result of a check"]);
+    fails(directory, &["check", "merge", "0.json"], &["it is no shard of a check", "--save FILE"]);
 }
 
 #[test]
