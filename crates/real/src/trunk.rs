@@ -42,6 +42,9 @@ const QUIET: u64 = 500_000_000;
 const AWAY: Duration = Duration::from_secs(60);
 /// For so long after something was [pushed](Trunk::push) the driver wakes in time to find out that a NIC is silent, nanoseconds.
 const PUSHED: u64 = 1_000_000_000;
+/// What there is to do at once is much from so much on; so long after the last of that, nanoseconds, whoever drives does it alone.
+const MUCH: usize = 16;
+const CALM: u64 = 10_000_000;
 /// Completions that are taken from a NIC before the next has its turn.
 const BATCH: usize = 64;
 
@@ -126,6 +129,9 @@ pub struct Trunk {
     /// When a NIC was connected last, and when something was pushed.
     met_at: u64,
     pushed_at: u64,
+    /// When there was much to do, and whether NIC threads stay away, as there is not: they would only wake beside the driver.
+    much_at: u64,
+    kept: bool,
     /// What a device refused while somebody else pushed.
     refused: Option<Error>,
 }
@@ -187,8 +193,6 @@ impl Trunk {
             let link = LinkKind::Udp.bind(local).map_err(Error::link(LinkKind::Udp, local))?;
             let mtu = link.max_mtu() as u32;
             let device = Device::with_registry(local, vec![link], registry.clone(), None)?;
-            // Whoever drives the trunk does so for as long as it lives: a NIC thread would only wake beside it.
-            device.keep(true);
             let mut guard = device.lock();
             let cq = guard.nic().create_cq(4 * (policy.entries + NOTES + layout.receives() as u32))?;
             let listener = if config.calls { None } else { Some(guard.nic().listen(service_id(PORT))?) };
@@ -228,6 +232,8 @@ impl Trunk {
             broken: false,
             met_at: 0,
             pushed_at: 0,
+            much_at: 0,
+            kept: false,
             refused: None,
             config,
         })
@@ -388,6 +394,13 @@ impl Trunk {
             self.breach();
         }
         let now = self.now();
+        if work >= MUCH {
+            self.much_at = now;
+        }
+        let kept = now - self.much_at > CALM;
+        if std::mem::replace(&mut self.kept, kept) != kept {
+            self.ways.iter().for_each(|way| way.device.keep(kept));
+        }
         if self.nics_connected() > 0 {
             self.met_at = now;
         } else if self.streams.count() > 0 && u128::from(now - self.met_at) > self.config.away.as_nanos() {
