@@ -44,6 +44,8 @@ pub struct HostRing {
     /// Where what goes to the other's ring is laid down, and that ring.
     copy: Buffer,
     theirs: Buffer,
+    /// Bytes on their way from one to the other.
+    piece: Vec<u8>,
     name: String,
     /// What the name names.
     _files: [OwnedFd; 2],
@@ -81,7 +83,7 @@ impl HostRing {
     fn over(shape: RingShape, (ours, theirs): (Buffer, Buffer), name: String, files: [OwnedFd; 2]) -> Result<Self> {
         let copy = Buffer::anonymous(shape.bytes()).map_err(system)?;
         let end = RingEnd::new(Sender::new(shape, copy.clone()), Receiver::new(shape, ours), Notify::Ring);
-        Ok(Self { end, copy, theirs, name, _files: files })
+        Ok(Self { end, copy, theirs, piece: Vec::new(), name, _files: files })
     }
 
     /// Of a ring's memory file.
@@ -122,15 +124,14 @@ impl HostRing {
     /// Stores in the other's ring what is to be there.
     fn carry(&mut self) -> Result<()> {
         let outside = |e| system(io::Error::other(e));
-        let mut bytes = Vec::new();
         while let Some(write) = self.end.poll_write() {
             match write {
                 // In ascending order: the mark at a frame's end is the last of it to be seen.
                 RingWrite::Frames(range) => {
                     for at in range.clone().step_by(PIECE) {
-                        bytes.resize(PIECE.min(range.end - at), 0);
-                        self.copy.read(at, &mut bytes).map_err(outside)?;
-                        self.theirs.write(at, &bytes).map_err(outside)?;
+                        self.piece.resize(PIECE.min(range.end - at), 0);
+                        self.copy.read(at, &mut self.piece).map_err(outside)?;
+                        self.theirs.write(at, &self.piece).map_err(outside)?;
                     }
                 }
                 RingWrite::Pointer { offset, word } => {
