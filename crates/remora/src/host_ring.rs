@@ -6,12 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use remora_memory::Buffer;
 use remora_real::Error;
-use remora_ring::{Notify, PushError, Receiver, RingEnd, RingError, RingShape, RingWrite, Sender};
+use remora_ring::{PushError, RingError, RingShape, SharedEnd};
 
 use crate::Result;
-
-/// Bytes that are carried over at once.
-const PIECE: usize = 64 << 10;
 
 /// One end of a pair of rings between two processes of one user on one host: messages of any bytes, as long as a ring
 /// is, in both directions. They are the rings that calls go by, in memory that both processes map: a message is a few
@@ -40,12 +37,7 @@ const PIECE: usize = 64 << 10;
 /// # }
 /// ```
 pub struct HostRing {
-    end: RingEnd,
-    /// Where what goes to the other's ring is laid down, and that ring.
-    copy: Buffer,
-    theirs: Buffer,
-    /// Bytes on their way from one to the other.
-    piece: Vec<u8>,
+    end: SharedEnd,
     name: String,
     /// What the name names.
     _files: [OwnedFd; 2],
@@ -58,7 +50,7 @@ impl HostRing {
         let ((ours, our_file), (theirs, their_file)) = (ring()?, ring()?);
         let (pid, entries, entry) = (std::process::id(), shape.entries(), shape.entry());
         let name = format!("{pid}-{}-{}-{entries}-{entry}", our_file.as_raw_fd(), their_file.as_raw_fd());
-        Self::over(shape, (ours, theirs), name, [our_file, their_file])
+        Ok(Self { end: SharedEnd::new(shape, &theirs, &ours), name, _files: [our_file, their_file] })
     }
 
     /// The other end of a pair that a process of this user has made.
@@ -77,13 +69,8 @@ impl HostRing {
         if theirs.compare_swap(shape.memory(), 0, 1) != Ok(0) {
             return Err(Error::Argument(format!("the ring {name} has both of its ends already")));
         }
-        Self::over(shape, (ours, theirs), name.into(), [our_file.into(), their_file.into()])
-    }
-
-    fn over(shape: RingShape, (ours, theirs): (Buffer, Buffer), name: String, files: [OwnedFd; 2]) -> Result<Self> {
-        let copy = Buffer::anonymous(shape.bytes()).map_err(system)?;
-        let end = RingEnd::new(Sender::new(shape, copy.clone()), Receiver::new(shape, ours), Notify::Ring);
-        Ok(Self { end, copy, theirs, piece: Vec::new(), name, _files: files })
+        let _files = [our_file.into(), their_file.into()];
+        Ok(Self { end: SharedEnd::new(shape, &theirs, &ours), name: name.into(), _files })
     }
 
     /// Of a ring's memory file.
@@ -104,7 +91,7 @@ impl HostRing {
     /// Sends a message. False if there is no room for it until the other end has read some.
     pub fn send(&mut self, message: &[u8]) -> Result<bool> {
         let pushed = self.end.push(&[message]).map_err(broken)?;
-        self.carry()?;
+        self.end.tell();
         match pushed {
             Ok(()) => Ok(true),
             Err(PushError::Full) => Ok(false),
@@ -116,30 +103,9 @@ impl HostRing {
     pub fn receive(&mut self, message: &mut Vec<u8>) -> Result<bool> {
         let is_one = self.end.poll(message).map_err(broken)?;
         if is_one {
-            self.carry()?;
+            self.end.tell();
         }
         Ok(is_one)
-    }
-
-    /// Stores in the other's ring what is to be there.
-    fn carry(&mut self) -> Result<()> {
-        let outside = |e| system(io::Error::other(e));
-        while let Some(write) = self.end.poll_write() {
-            match write {
-                // In ascending order: the mark at a frame's end is the last of it to be seen.
-                RingWrite::Frames(range) => {
-                    for at in range.clone().step_by(PIECE) {
-                        self.piece.resize(PIECE.min(range.end - at), 0);
-                        self.copy.read(at, &mut self.piece).map_err(outside)?;
-                        self.theirs.write(at, &self.piece).map_err(outside)?;
-                    }
-                }
-                RingWrite::Pointer { offset, word } => {
-                    self.theirs.store_u64(offset, word).map_err(|e| system(io::Error::other(e)))?;
-                }
-            }
-        }
-        Ok(())
     }
 }
 

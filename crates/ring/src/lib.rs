@@ -29,6 +29,7 @@ mod receiver;
 mod scheduler;
 mod sender;
 mod shape;
+mod shared;
 mod signals;
 
 pub use end::{Notify, RingEnd, RingWrite};
@@ -36,6 +37,7 @@ pub use receiver::Receiver;
 pub use scheduler::RingScheduler;
 pub use sender::{PushError, Sender};
 pub use shape::{RingShape, ShapeError};
+pub use shared::SharedEnd;
 pub use signals::Signals;
 
 /// What a peer wrote that no peer writes that keeps to the rules. End the connection.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use remora_kernel::{Call, Limits, Runner, Status, host_runner, op};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
 use remora_real::on_core;
-use remora_ring::{Notify, Receiver, RingEnd, RingShape, RingWrite, Sender};
+use remora_ring::{RingShape, SharedEnd};
 use remora_store::embedding::parse_items;
 use remora_store::memo::Rewriter;
 use remora_store::{Arena, Place};
@@ -142,8 +142,8 @@ impl Own {
         let shape = RingShape::default();
         let memory = || Buffer::anonymous(shape.memory()).map_err(failed);
         let (asks, answers) = (memory()?, memory()?);
-        let mut parser = End::new(shape, &asks, &answers);
-        let mut reducer = End::new(shape, &answers, &asks);
+        let mut parser = End(SharedEnd::new(shape, &asks, &answers));
+        let mut reducer = End(SharedEnd::new(shape, &answers, &asks));
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let served = scope.spawn(|| {
@@ -187,7 +187,7 @@ impl Own {
                 }
                 calls.push(call);
             }
-            ring.tell();
+            ring.0.tell();
         }
         Ok(())
     }
@@ -221,7 +221,7 @@ fn ask(ring: &mut End, catalogue: &Catalogue, time: Duration, stop: &AtomicBool)
             }
             (under_way, ended) = (under_way - 1, ended + 1);
         }
-        ring.tell();
+        ring.0.tell();
         if stop.load(Ordering::Relaxed) {
             return Err(failed("nobody reduces any more"));
         }
@@ -237,38 +237,20 @@ fn ask(ring: &mut End, catalogue: &Catalogue, time: Duration, stop: &AtomicBool)
     Ok((rate, rate * start.elapsed().as_secs_f64() / count as f64))
 }
 
-/// One side of a pair of rings in memory that both sides share: what is put in is there.
-struct End {
-    ring: RingEnd,
-    /// The ring that it fills.
-    theirs: Buffer,
-}
+/// One side of a pair of rings, whose messages have tags.
+struct End(SharedEnd);
 
 impl End {
-    fn new(shape: RingShape, theirs: &Buffer, ours: &Buffer) -> Self {
-        let (sender, receiver) = (Sender::new(shape, theirs.clone()), Receiver::new(shape, ours.clone()));
-        Self { ring: RingEnd::new(sender, receiver, Notify::Ring), theirs: theirs.clone() }
-    }
-
     /// Takes the next message: its tag, and the rest of it in `out`.
     fn poll(&mut self, out: &mut Vec<u8>) -> Result<Option<u32>, StudyError> {
         let mut tag = [0; 4];
         let mut front = &mut tag[..];
-        let came = self.ring.poll_split(&mut front, out).map_err(failed)?;
+        let came = self.0.poll_split(&mut front, out).map_err(failed)?;
         Ok(came.then_some(u32::from_le_bytes(tag)))
     }
 
     /// Puts a message in; false if there is no room yet.
     fn push(&mut self, tag: u32, bytes: &[u8]) -> Result<bool, StudyError> {
-        Ok(self.ring.push(&[&tag.to_le_bytes(), bytes]).map_err(failed)?.is_ok())
-    }
-
-    /// Frames are where they belong; what is left is how far this side has read.
-    fn tell(&mut self) {
-        while let Some(write) = self.ring.poll_write() {
-            if let RingWrite::Pointer { offset, word } = write {
-                let _ = self.theirs.store_u64(offset, word);
-            }
-        }
+        Ok(self.0.push(&[&tag.to_le_bytes(), bytes]).map_err(failed)?.is_ok())
     }
 }
