@@ -17,9 +17,9 @@ const CACHED: usize = 1 << u8::BITS;
 /// Places that a key may have, one behind the other.
 const TRIED: u8 = 8;
 /// Bytes of an access that are prefetched; what follows is left to the hardware.
-const PREFETCH_BYTES: usize = 1024;
+pub(crate) const PREFETCH_BYTES: usize = 1024;
 /// Accesses of fewer bytes cost no more than the poll that makes them.
-const METERED_BYTES: usize = 256;
+pub(crate) const METERED_BYTES: usize = 256;
 
 /// The regions of one protection domain, with a peer's rights and the limits of one call.
 ///
@@ -223,31 +223,18 @@ impl HostMemory {
         self.0.domain.prefetching
     }
 
-    /// Pays for a read and asks for its bytes, which [`bring`](Self::bring) copies when others have run.
+    /// The region of a key, where there is room to remember it. What it may be used for is still to be checked.
     #[inline(always)]
-    pub(crate) fn ask(&self, key: u32, (va, len): (u64, usize)) -> Result<Asked, Fault> {
-        let asked = self.pay(key, len)?;
+    pub(crate) fn remembered(&self, key: u32) -> Option<&Region> {
         let domain = &*self.0.domain;
-        if let Asked::Cached(at) = asked
-            && let Some(region) = domain.region(at)
-        {
-            let most = if domain.prefetching { PREFETCH_BYTES } else { 0 };
-            let asked = region.ask((domain.pd, Access::REMOTE_READ), va, len, most);
-            asked.map_err(|error| self.0.fault(error))?;
-        }
-        Ok(asked)
+        domain.region(domain.find(key).or_else(|| domain.look_up(key))?)
     }
 
-    /// Makes a read that was asked for: of the same place and length.
-    #[inline(always)]
-    pub(crate) fn bring(&self, asked: Asked, (key, va): (u32, u64), out: &mut [u8]) -> Result<(), Fault> {
-        match asked {
-            Asked::Nothing => Ok(()),
-            Asked::Cached(at) if let Some(region) = self.0.domain.region(at) => {
-                region.read(va, out).map_err(|error| self.0.fault(error))
-            }
-            _ => self.access_uncached(key, (va, out.len()), Access::REMOTE_READ, &mut |region| region.read(va, out)),
-        }
+    /// A read of a region that is not remembered. Nothing is paid, and no fault noted.
+    #[cold]
+    pub(crate) fn read_unremembered(&self, key: u32, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let len = out.len();
+        self.0.domain.access(key, (va, len), Access::REMOTE_READ, &mut |region| region.read(va, out))
     }
 
     /// Asks for bytes, if the place is one that does: whether it is. Others are to run then also where the cache has no room
@@ -256,7 +243,7 @@ impl HostMemory {
     pub(crate) fn hint(&self, key: u32, va: u64, len: usize) -> bool {
         let domain = &*self.0.domain;
         if domain.prefetching
-            && let Some(region) = domain.find(key).or_else(|| domain.look_up(key)).and_then(|at| domain.region(at))
+            && let Some(region) = self.remembered(key)
         {
             region.prefetch(va, len.min(PREFETCH_BYTES));
         }
@@ -266,9 +253,8 @@ impl HostMemory {
     /// The region of bytes that may be reached so, if the cache has room for it. Nothing is paid, and no fault noted.
     #[inline(always)]
     fn allowed(&self, key: u32, (va, len): (u64, u64), need: Access) -> Option<&Region> {
-        let domain = &*self.0.domain;
-        let region = domain.region(domain.find(key).or_else(|| domain.look_up(key))?)?;
-        region.check(domain.pd, va, len, need).ok()?;
+        let region = self.remembered(key)?;
+        region.check(self.pd(), va, len, need).ok()?;
         Some(region)
     }
 
@@ -280,19 +266,13 @@ impl HostMemory {
         need: Access,
         access: &mut dyn FnMut(&Region) -> Result<T, AccessError>,
     ) -> Result<T, Fault> {
-        let Domain { registry, pd, .. } = &*self.0.domain;
-        let region = registry.lookup(key).ok_or(AccessError::WrongPd);
-        region
-            .and_then(|region| region.check(*pd, va, len as u64, need).and_then(|()| access(&region)))
-            .map_err(|error| self.0.fault(error))
+        self.0.domain.access(key, (va, len), need, access).map_err(|error| self.0.fault(error))
     }
 }
 
-/// A read that is paid for and allowed, and whose bytes are on their way: where its region is.
-#[derive(Clone, Copy, Default)]
-pub(crate) enum Asked {
+/// Where the region of an access that is paid for is.
+enum Asked {
     /// It names no memory, as it has no bytes.
-    #[default]
     Nothing,
     /// Remembered, at this place.
     Cached(u8),
@@ -310,9 +290,31 @@ enum Begun<'a, T> {
 }
 
 impl Domain {
+    /// An access to a region that is looked up for it.
+    fn access<T>(
+        &self,
+        key: u32,
+        (va, len): (u64, usize),
+        need: Access,
+        access: &mut dyn FnMut(&Region) -> Result<T, AccessError>,
+    ) -> Result<T, AccessError> {
+        let region = self.registry.lookup(key).ok_or(AccessError::WrongPd)?;
+        region.check(self.pd, va, len as u64, need)?;
+        access(&region)
+    }
+
     /// Where the region is in the cache, if it is.
-    #[inline]
+    #[inline(always)]
     fn find(&self, key: u32) -> Option<u8> {
+        let first = places(key).next()?;
+        match self.regions[usize::from(first)].get() {
+            Some((cached, region)) if *cached == key && region.is_valid() => Some(first),
+            _ => self.find_behind(key),
+        }
+    }
+
+    #[cold]
+    fn find_behind(&self, key: u32) -> Option<u8> {
         for at in places(key) {
             let (cached, region) = self.regions[usize::from(at)].get()?;
             if *cached == key && region.is_valid() {

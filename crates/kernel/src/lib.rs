@@ -43,6 +43,7 @@ mod get;
 pub mod hll;
 mod host;
 pub mod kv;
+mod lanes;
 mod memory;
 mod placement;
 mod pool;

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 /// What a turn of a pool may cost, in half nanoseconds of a core or so: about 1 us.
 pub const TURN: u64 = 2_000;
 /// What a poll costs, beside what its task says that it did.
-const POLL: i64 = 8;
+pub(crate) const POLL: i64 = 8;
 
 /// Up to a fixed number of futures of one type, polled in turn. Allocates when made, and for the first task of a client.
 ///
@@ -19,8 +19,8 @@ const POLL: i64 = 8;
 /// time from their own client alone. Who has taken more sits out until it is paid back, or nobody else wants the time.
 ///
 /// Beside futures it takes tasks of a second type, if it was made [`with_short`](Self::with_short) ones: they lie side by
-/// side, and have no states within states.
-pub struct TaskPool<F: Future, S = Never> {
+/// side, and have no states within states. Of a third kind, [`Short::Beside`], each client has its own store.
+pub struct TaskPool<F: Future, S: Short = Never> {
     slots: Vec<Pin<Box<Option<F>>>>,
     /// Tasks that are no futures, at the same numbers.
     short: Vec<S>,
@@ -30,7 +30,9 @@ pub struct TaskPool<F: Future, S = Never> {
     /// What ended when it began, and the slots that it still has.
     early: Vec<(u32, Early<F::Output>)>,
     /// By client.
-    lines: Vec<Line>,
+    lines: Vec<Line<S::Beside>>,
+    /// Tasks in their clients' stores.
+    beside: usize,
     /// Clients with tasks, each once, in the order of their turns.
     ready: VecDeque<u32>,
     /// Rounds so far, in each of which all clients with tasks have their turn, and turns left in this one.
@@ -43,6 +45,9 @@ pub struct TaskPool<F: Future, S = Never> {
 
 /// Room for a task that is no future.
 pub trait Short: Default {
+    /// Where a client's tasks are that its pool knows nothing of but how many.
+    type Beside: Beside;
+
     /// Goes on. It is ready with how it ended, and then to be emptied.
     fn poll(&mut self) -> Poll<Status>;
 
@@ -50,13 +55,42 @@ pub trait Short: Default {
     fn clear(&mut self);
 }
 
+/// A client's tasks that are polled together.
+pub trait Beside: Default {
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Drops the task with this tag. False if there is none.
+    fn cancel(&mut self, tag: u64) -> bool;
+}
+
+impl Beside for () {
+    fn len(&self) -> usize {
+        0
+    }
+
+    fn cancel(&mut self, _: u64) -> bool {
+        false
+    }
+}
+
 /// Takes what tasks have come to: of a short one where it is, as little as possible is to be moved.
-pub(crate) trait Ends<O, S> {
+pub(crate) trait Ends<O, S: Short> {
     /// A future's output.
     fn future(&mut self, output: O);
 
     /// A short task has ended; whoever takes it leaves its room empty.
     fn short(&mut self, task: &mut S, status: Status);
+
+    /// Polls a client's tasks, each once, until the balance is spent. Returns what is left of it, and what of it was not for
+    /// polls.
+    fn beside(&mut self, tasks: &mut S::Beside, balance: i64) -> (i64, i64);
 }
 
 /// There are no short tasks.
@@ -64,6 +98,8 @@ pub(crate) trait Ends<O, S> {
 pub struct Never;
 
 impl Short for Never {
+    type Beside = ();
+
     fn poll(&mut self) -> Poll<Status> {
         Poll::Pending
     }
@@ -78,6 +114,10 @@ impl<O, D: FnMut(O)> Ends<O, Never> for D {
     }
 
     fn short(&mut self, _: &mut Never, _: Status) {}
+
+    fn beside(&mut self, (): &mut (), balance: i64) -> (i64, i64) {
+        (balance, 0)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,10 +130,13 @@ struct Link {
 
 /// The tasks of one client.
 #[derive(Debug)]
-struct Line {
+struct Line<B> {
     /// Their slots, the one polled longest ago in front: what it waits for has had the most time to come, and tasks that
     /// began together stay together, so that a core guesses right what each does next.
     slots: Vec<u32>,
+    beside: B,
+    /// Whether those beside are polled first: each kind in every other turn.
+    beside_first: bool,
     /// What may be spent, as of `round`. Below zero it is a debt.
     balance: i64,
     round: u64,
@@ -129,13 +172,19 @@ impl Meter {
     }
 }
 
-impl Default for Line {
+impl<B: Default> Default for Line<B> {
     fn default() -> Self {
-        Self { slots: Vec::new(), balance: TURN as i64, round: 0, weight: 1 }
+        let (slots, beside) = (Vec::new(), B::default());
+        Self { slots, beside, beside_first: true, balance: TURN as i64, round: 0, weight: 1 }
     }
 }
 
-impl Line {
+impl<B: Beside> Line<B> {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.slots.is_empty() && self.beside.is_empty()
+    }
+
     /// What may be spent in this round.
     #[inline]
     fn balance_at(&self, round: u64) -> i64 {
@@ -175,6 +224,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
             free: (0..capacity as u32).rev().collect(),
             early: Vec::with_capacity(capacity),
             lines: vec![Line::default()],
+            beside: 0,
             ready: VecDeque::with_capacity(capacity),
             round: 0,
             left_in_round: 0,
@@ -185,10 +235,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
 
     /// A client gets so many times what others get in a round from now on, at least once as much.
     pub fn set_weight(&mut self, client: u32, weight: u32) {
-        if client as usize >= self.lines.len() {
-            self.lines.resize_with(client as usize + 1, Line::default);
-        }
-        self.lines[client as usize].weight = weight.max(1);
+        self.line(client).weight = weight.max(1);
     }
 
     /// Takes a client's `task` in, or gives it back if the pool is full.
@@ -205,7 +252,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     /// debt is polled at once, so that what it waits for is under way.
     #[inline]
     pub(crate) fn spawn_with(&mut self, client: u32, tag: u64, meter: &Meter, task: impl FnOnce() -> F) {
-        let Some(slot) = self.free.pop() else { return };
+        let Some(slot) = self.take_slot() else { return };
         self.slots[slot as usize].set(Some(task()));
         self.begin(slot, (client, tag, false), meter);
     }
@@ -213,9 +260,14 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     /// As [`spawn_with`](Self::spawn_with), of a short task, which is put where it stays.
     #[inline]
     pub(crate) fn spawn_short(&mut self, client: u32, tag: u64, meter: &Meter, put: impl FnOnce(&mut S)) {
-        let Some(slot) = self.free.pop() else { return };
+        let Some(slot) = self.take_slot() else { return };
         put(&mut self.short[slot as usize]);
         self.begin(slot, (client, tag, true), meter);
+    }
+
+    #[inline]
+    fn take_slot(&mut self) -> Option<u32> {
+        if self.is_full() { None } else { self.free.pop() }
     }
 
     /// Gives what is in a slot its first turn.
@@ -223,9 +275,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     fn begin(&mut self, slot: u32, (client, tag, short): (u32, u64, bool), meter: &Meter) {
         let link = &mut self.links[slot as usize];
         (link.client, link.tag, link.short) = (client, tag, short);
-        if client as usize >= self.lines.len() {
-            self.lines.resize_with(client as usize + 1, Line::default);
-        }
+        self.line(client);
         let line = &mut self.lines[client as usize];
         let balance = line.balance_at(self.round);
         if balance > 0 {
@@ -241,17 +291,44 @@ impl<F: Future, S: Short> TaskPool<F, S> {
                 return;
             }
         }
-        if line.slots.is_empty() {
+        if line.is_empty() {
             self.ready.push_back(client);
+        }
+        if line.slots.capacity() == 0 {
             line.slots.reserve_exact(self.links.len());
         }
         line.slots.push(slot);
     }
 
+    #[inline]
+    fn line(&mut self, client: u32) -> &mut Line<S::Beside> {
+        if client as usize >= self.lines.len() {
+            self.lines.resize_with(client as usize + 1, Line::default);
+        }
+        &mut self.lines[client as usize]
+    }
+
+    /// A client's store of tasks. Who puts one into it, which a full pool has no room for, says [`began`](Self::began).
+    #[inline]
+    pub(crate) fn beside(&mut self, client: u32) -> &mut S::Beside {
+        &mut self.line(client).beside
+    }
+
+    /// A task was put into its client's store, and has cost so much.
+    #[inline]
+    pub(crate) fn began(&mut self, client: u32, work: i64) {
+        let line = &mut self.lines[client as usize];
+        (line.balance, line.round) = (line.balance_at(self.round) - POLL - work, self.round);
+        (self.begun, self.beside) = (self.begun + work, self.beside + 1);
+        if line.beside.len() == 1 && line.slots.is_empty() {
+            self.ready.push_back(client);
+        }
+    }
+
     /// One turn: see [`poll`](Self::poll).
     #[inline]
     pub(crate) fn poll_into(&mut self, meter: &Meter, mut done: impl Ends<F::Output, S>) -> usize {
-        let before = self.free.len();
+        let before = self.len();
         self.worked = std::mem::take(&mut self.begun);
         if !self.early.is_empty() {
             for (slot, output) in self.early.drain(..) {
@@ -269,7 +346,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
             let balance = self.poll_client(client, TURN as i64 - self.worked, meter, &mut done);
             self.settle(client, balance);
         }
-        self.free.len() - before
+        before - self.len()
     }
 
     /// A turn that clients share.
@@ -307,6 +384,36 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     /// Polls the client's tasks, each about once, until its balance is spent. Returns what is left of it.
     #[inline(always)]
     fn poll_client(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, S>) -> i64 {
+        let line = &mut self.lines[client as usize];
+        let first = line.beside_first;
+        line.beside_first = !first;
+        if first || line.slots.is_empty() {
+            balance = self.poll_beside(client, balance, done);
+        }
+        if !self.lines[client as usize].slots.is_empty() {
+            balance = self.poll_slots(client, balance, meter, done);
+            if !first {
+                balance = self.poll_beside(client, balance, done);
+            }
+        }
+        balance
+    }
+
+    #[inline(always)]
+    fn poll_beside(&mut self, client: u32, balance: i64, done: &mut impl Ends<F::Output, S>) -> i64 {
+        let beside = &mut self.lines[client as usize].beside;
+        let before = beside.len();
+        if before == 0 || balance <= 0 {
+            return balance;
+        }
+        let (balance, work) = done.beside(beside, balance);
+        self.worked += work;
+        self.beside -= before - beside.len();
+        balance
+    }
+
+    #[inline(always)]
+    fn poll_slots(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, S>) -> i64 {
         let TaskPool { slots, short, links, free, lines, worked, .. } = self;
         let live = &mut lines[client as usize].slots;
         // Those polled so far, and how many of them stay: in front, in their order.
@@ -357,7 +464,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     fn settle(&mut self, client: u32, balance: i64) -> bool {
         let line = &mut self.lines[client as usize];
         (line.balance, line.round) = (balance, self.round);
-        if line.slots.is_empty() {
+        if line.is_empty() {
             self.ready.pop_front();
             return false;
         }
@@ -383,12 +490,20 @@ impl<F: Future, S: Short> TaskPool<F, S> {
             self.free.push(slot);
             return true;
         }
+        let lines = &mut self.lines;
+        if let Some(at) = self.ready.iter().position(|&client| lines[client as usize].beside.cancel(tag)) {
+            self.beside -= 1;
+            if lines[self.ready[at] as usize].is_empty() {
+                self.ready.remove(at);
+            }
+            return true;
+        }
         let mut used = self.ready.iter().flat_map(|&client| self.lines[client as usize].slots.iter().copied());
         let Some(found) = used.find(|&slot| self.links[slot as usize].tag == tag) else { return false };
         let client = self.links[found as usize].client;
         let line = &mut self.lines[client as usize];
         line.slots.retain(|&slot| slot != found);
-        if line.slots.is_empty() {
+        if line.is_empty() {
             self.ready.retain(|&other| other != client);
         }
         match self.links[found as usize].short {
@@ -401,7 +516,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
 
     /// Tasks in flight.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() + self.beside
     }
 
     /// Whether no task is in flight.
@@ -409,9 +524,10 @@ impl<F: Future, S: Short> TaskPool<F, S> {
         self.len() == 0
     }
 
-    /// Whether no slot is free.
+    /// Whether there is no room for another.
+    #[inline]
     pub fn is_full(&self) -> bool {
-        self.free.is_empty()
+        self.free.len() <= self.beside
     }
 
     /// Number of slots.

@@ -3,6 +3,7 @@
 use crate::builtins::{Builtins, Kernel as _};
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
+use crate::lanes::Lanes;
 use crate::memory::Limits;
 use crate::pool::{Ends, Meter, TaskPool};
 use crate::steps::LookUp;
@@ -153,17 +154,16 @@ where
         if self.pool.is_full() {
             return Err(call);
         }
-        let Self { pool, task, memories, meter } = self;
-        let (client, tag) = (call.client, call.tag);
-        let memory = call.pd.map(|pd| memories.take(pd));
-        if let Some(memory) = memory {
-            match LookUp::knows(&call, &memory) {
-                Some(put) => pool.spawn_short(client, tag, meter, |room| put(room, call, memory)),
-                None => pool.spawn_with(client, tag, meter, || task(call, Some(memory))),
-            }
-        } else {
-            pool.spawn_with(client, tag, meter, || task(call, None));
-        }
+        let Self { pool, memories, .. } = self;
+        let client = call.client;
+        let beside = pool.beside(client);
+        let Some(pd) = beside.takes(&call) else {
+            self.start_apart(call);
+            return Ok(());
+        };
+        let limits = memories.limits;
+        let work = beside.start(call, &memories.of(pd).memory, limits);
+        pool.began(client, work);
         Ok(())
     }
 
@@ -191,6 +191,28 @@ where
 
     fn capacity(&self) -> usize {
         self.pool.capacity()
+    }
+}
+
+impl<F, T> HostRunner<F, T>
+where
+    F: Future<Output = (Call, Status, Option<HostMemory>)>,
+    T: FnMut(Call, Option<HostMemory>) -> F,
+{
+    /// Starts a call that has a slot for itself.
+    #[inline(never)]
+    fn start_apart(&mut self, call: Call) {
+        let Self { pool, task, memories, meter } = self;
+        let (client, tag) = (call.client, call.tag);
+        let memory = call.pd.map(|pd| memories.take(pd));
+        if let Some(memory) = memory {
+            match LookUp::knows(&call, &memory) {
+                Some(put) => pool.spawn_short(client, tag, meter, |room| put(room, call, memory)),
+                None => pool.spawn_with(client, tag, meter, || task(call, Some(memory))),
+            }
+        } else {
+            pool.spawn_with(client, tag, meter, || task(call, None));
+        }
     }
 }
 
@@ -224,6 +246,17 @@ impl Ends<(Call, Status, Option<HostMemory>), LookUp> for Settled<'_, '_> {
             self.settle(call, status, memory);
         }
     }
+
+    #[inline]
+    fn beside(&mut self, tasks: &mut Lanes, balance: i64) -> (i64, i64) {
+        match tasks.pd() {
+            Some(pd) => {
+                let limits = self.memories.limits;
+                tasks.poll((&self.memories.of(pd).memory, limits), balance, self.done)
+            }
+            None => (balance, 0),
+        }
+    }
 }
 
 /// The memory of each protection domain, the one used last in front. A memory that a task is done with is kept for
@@ -246,25 +279,36 @@ struct Domain {
 }
 
 impl Memories {
+    /// What there is of a domain.
+    #[inline(always)]
+    fn of(&mut self, pd: Pd) -> &mut Domain {
+        if self.domains.first().is_none_or(|domain| domain.memory.pd() != pd) {
+            self.put_first(pd);
+        }
+        &mut self.domains[0]
+    }
+
+    #[inline(never)]
+    fn put_first(&mut self, pd: Pd) {
+        if let Some(at) = self.domains.iter().position(|domain| domain.memory.pd() == pd) {
+            return self.domains.swap(0, at);
+        }
+        self.domains.truncate(DOMAINS - 1);
+        let registry = self.registry.clone();
+        let memory = HostMemory::metered(registry, pd, self.prefetching, self.limits, self.meter.clone());
+        self.domains.insert(0, Domain { memory, spare: Vec::new() });
+    }
+
     #[inline]
     fn take(&mut self, pd: Pd) -> HostMemory {
-        match self.domains.iter().position(|domain| domain.memory.pd() == pd) {
-            Some(0) => {}
-            Some(at) => self.domains.swap(0, at),
-            None => {
-                self.domains.truncate(DOMAINS - 1);
-                let registry = self.registry.clone();
-                let memory = HostMemory::metered(registry, pd, self.prefetching, self.limits, self.meter.clone());
-                self.domains.insert(0, Domain { memory, spare: Vec::new() });
-            }
-        }
-        let Domain { memory, spare } = &mut self.domains[0];
+        let limits = self.limits;
+        let Domain { memory, spare } = self.of(pd);
         match spare.pop() {
             Some(mut memory) => {
-                memory.renew(self.limits);
+                memory.renew(limits);
                 memory
             }
-            None => memory.another(self.limits),
+            None => memory.another(limits),
         }
     }
 

@@ -1,17 +1,17 @@
 //! Kernels in steps: look-ups that read, decide, and read again.
 //!
 //! What such a kernel decides stands once, in [`Steps`], which waits for nothing. Where accesses are awaited, [`run`] drives
-//! it; a runner over registered memory drives it itself ([`LookUp`]), as it then keeps of a call little more than where it
-//! is: in the future of all kernels every turn passes through the states of several that lie in one another.
+//! it; a runner over registered memory drives it itself ([`Lanes`](crate::lanes::Lanes); those of a tree, which look at nodes
+//! in place, by [`LookUp`]), as it then keeps of a call little more than where it is: in the future of all kernels every turn
+//! passes through the states of several that lie in one another.
 
 use crate::btree::{self, Visit};
 use crate::builtins::op;
 use crate::call::{Call, Status};
-use crate::get::Get;
-use crate::host::{Asked, HostMemory};
+use crate::host::HostMemory;
+use crate::lanes::Lanes;
 use crate::memory::Memory;
 use crate::pool::Short;
-use crate::traversal::Traversal;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
@@ -51,14 +51,11 @@ pub(crate) async fn run<S: Steps, M: Memory>(memory: &M, call: &mut Call) -> Res
     Ok(memory.read(read.key, read.va, reply).await?)
 }
 
-/// Room for a call of a kernel in steps over registered memory.
+/// Room for a call of a tree's kernel that goes in steps over registered memory.
 #[derive(Default)]
 pub(crate) struct LookUp {
     running: Option<(Call, HostMemory)>,
     at: At,
-    /// What was asked for.
-    read: Read,
-    asked: Asked,
     /// The call as a future, once it goes on as one.
     apart: Option<Apart>,
 }
@@ -69,11 +66,8 @@ type Apart = Pin<Box<dyn Future<Output = (Call, HostMemory, Result<(), Status>)>
 /// How far it is.
 #[derive(Default)]
 enum At {
-    /// Its parameters are still to be read.
     #[default]
-    Start,
-    Get(Get),
-    Traversal(Traversal),
+    Nowhere,
     LookIn(btree::LookIn),
     Range(btree::Range),
     Put(btree::PutInPlace),
@@ -84,7 +78,6 @@ impl LookUp {
     #[inline]
     pub fn knows(call: &Call, memory: &HostMemory) -> Option<impl FnOnce(&mut Self, Call, HostMemory) + use<>> {
         let at = match call.op {
-            op::GET | op::TRAVERSAL => At::Start,
             op::TREE_GET => At::LookIn(btree::LookIn::of(memory, &call.params)?),
             // Where there is no room for the reply the future says so, before it writes anything.
             op::TREE_PUT if call.reply_room() >= 8 => At::Put(btree::PutInPlace::of(memory, &call.params)?),
@@ -122,9 +115,8 @@ impl LookUp {
 
     #[inline(always)]
     fn step(&mut self) -> Result<bool, Status> {
-        let LookUp { running: Some((call, memory)), at, read, asked, .. } = self else { return self.go_on_apart() };
+        let LookUp { running: Some((call, memory)), at, .. } = self else { return self.go_on_apart() };
         match at {
-            At::Get(get) => go_on(get, memory, call, read, asked),
             // The tree was there when the call began.
             At::LookIn(look) => look.step(memory, call)?.ok_or(Status::AccessDenied),
             At::Range(range) => range.step(memory, call)?.ok_or(Status::AccessDenied),
@@ -132,57 +124,14 @@ impl LookUp {
                 Some(ended) => Ok(ended),
                 None => self.put_apart(),
             },
-            At::Traversal(traversal) => go_on(traversal, memory, call, read, asked),
-            At::Start => {
-                match call.op {
-                    op::GET => {
-                        let (get, first) = Get::begin(&call.params)?;
-                        (*at, *read) = (At::Get(get), first);
-                    }
-                    _ => {
-                        let (traversal, first) = Traversal::begin(&call.params)?;
-                        (*at, *read) = (At::Traversal(traversal), first);
-                    }
-                }
-                *asked = memory.ask(read.key, (read.va, read.len as usize))?;
-                Ok(false)
-            }
+            At::Nowhere => Err(Status::Trapped),
         }
     }
-}
-
-/// Makes the read that was asked for, and asks for the next. True after the last.
-#[inline(always)]
-fn go_on(
-    steps: &mut impl Steps,
-    memory: &HostMemory,
-    call: &mut Call,
-    read: &mut Read,
-    asked: &mut Asked,
-) -> Result<bool, Status> {
-    let (at, len) = ((read.key, read.va), read.len as usize);
-    let mut line = [0; LINE];
-    match len {
-        // Of a length that the compiler knows.
-        LINE => memory.bring(*asked, at, &mut line)?,
-        _ if read.last => memory.bring(*asked, at, call.grow_reply(len)?)?,
-        _ => memory.bring(*asked, at, &mut line[..len])?,
-    }
-    if read.last {
-        if len == LINE {
-            call.reply.extend_from_slice(&line);
-        }
-        return Ok(true);
-    }
-    *read = steps.next(&line)?;
-    if read.last && read.len as usize > call.reply_room() {
-        return Err(Status::ReplyTooLong);
-    }
-    *asked = memory.ask(read.key, (read.va, read.len as usize))?;
-    Ok(false)
 }
 
 impl Short for LookUp {
+    type Beside = Lanes;
+
     #[inline(always)]
     fn poll(&mut self) -> Poll<Status> {
         loop {

@@ -266,7 +266,7 @@ impl Region {
     }
 
     /// As [`check`](Self::check) of a read that comes soon, and asks the cache for its first `most` bytes.
-    #[inline]
+    #[inline(always)]
     pub fn ask(&self, (pd, need): (Pd, Access), va: u64, len: usize, most: usize) -> Result<(), AccessError> {
         self.check(pd, va, len as u64, need)?;
         let len = len.min(most);

@@ -1,0 +1,493 @@
+//! Look-ups of one client, side by side.
+//!
+//! Such a call is little more than where it is: a line of numbers, and no state within states. What every access of every call
+//! would find out, which region a key names, is found out once a turn.
+
+use crate::builtins::op;
+use crate::call::{Call, Status};
+use crate::get::Get;
+use crate::host::{HostMemory, METERED_BYTES, PREFETCH_BYTES};
+use crate::memory::Limits;
+use crate::pool::{Beside, POLL};
+use crate::steps::{LINE, Read, Steps};
+use crate::traversal::Traversal;
+use remora_memory::{Access, Pd, Region};
+use std::collections::VecDeque;
+
+/// Calls that have begun, at most: enough to wait for memory side by side, and few enough that all they touch stays close to
+/// the core.
+const BEGUN: usize = 32;
+
+/// Calls of one client, in one protection domain.
+#[derive(Default)]
+pub(crate) struct Lanes {
+    pd: Option<Pd>,
+    waiting: VecDeque<Call>,
+    gets: Vec<Walk<Get>>,
+    traversals: Vec<Walk<Traversal>>,
+    ending: Vec<Ending>,
+}
+
+/// A call on its way.
+struct Walk<S> {
+    /// None once it has gone to those that end.
+    call: Option<Call>,
+    steps: S,
+    /// What it has asked for.
+    at: Place,
+    /// What it may still read.
+    accesses: u32,
+    bytes: u64,
+    /// Bytes that its reply may have.
+    room: u32,
+}
+
+/// A call that has asked for its reply, or fails.
+struct Ending {
+    call: Call,
+    reply: Place,
+    fails: Option<Status>,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    va: u64,
+    key: u32,
+    len: u32,
+}
+
+/// What a call does next.
+enum Next {
+    Walks,
+    Ends,
+    Fails(Status),
+}
+
+impl Lanes {
+    /// Whether a call belongs here: of which domain it is to be.
+    #[inline(always)]
+    pub fn takes(&self, call: &Call) -> Option<Pd> {
+        let fits = |pd: &Pd| self.pd == Some(*pd) || self.is_empty();
+        call.pd.filter(|pd| matches!(call.op, op::GET | op::TRAVERSAL) && fits(pd))
+    }
+
+    /// Takes in a call that belongs here, and asks for what it reads first if it is to begin. Returns what that cost.
+    #[inline(always)]
+    pub fn start(&mut self, call: Call, memory: &HostMemory, limits: Limits) -> i64 {
+        self.pd = call.pd;
+        if self.begun() >= BEGUN {
+            self.waiting.push_back(call);
+            return 0;
+        }
+        let mut reads = Reads::new(memory);
+        self.begin(call, limits, &mut reads);
+        reads.work
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, call: Call, limits: Limits, reads: &mut Reads<'_>) {
+        match call.op {
+            op::GET => begin(call, limits, reads, (&mut self.gets, &mut self.ending)),
+            _ => begin(call, limits, reads, (&mut self.traversals, &mut self.ending)),
+        }
+    }
+
+    #[inline(always)]
+    fn begun(&self) -> usize {
+        self.gets.len() + self.traversals.len() + self.ending.len()
+    }
+
+    /// The domain, while there are calls.
+    #[inline]
+    pub fn pd(&self) -> Option<Pd> {
+        self.pd.filter(|_| !self.is_empty())
+    }
+
+    /// Polls the calls, each about once, until `balance` is spent. Returns what is left of it, and what of it was not for
+    /// polls.
+    #[inline]
+    pub fn poll(
+        &mut self,
+        (memory, limits): (&HostMemory, Limits),
+        mut balance: i64,
+        done: &mut dyn FnMut(Call, Status),
+    ) -> (i64, i64) {
+        let mut reads = Reads::new(memory);
+        // So many polls are each call's, about once.
+        let last = balance - self.len() as i64 * POLL;
+        loop {
+            // Those that end have waited longest.
+            let count = self.ending.len().min(polls(balance));
+            balance -= count as i64 * POLL;
+            for Ending { mut call, reply, fails } in self.ending.drain(..count) {
+                let status = match fails {
+                    None => reads.reply(reply, &mut call),
+                    Some(status) => status,
+                };
+                done(call, status);
+            }
+            walk(&mut self.gets, &mut self.ending, &mut reads, &mut balance);
+            walk(&mut self.traversals, &mut self.ending, &mut reads, &mut balance);
+            while self.begun() < BEGUN
+                && balance > reads.work
+                && let Some(call) = self.waiting.pop_front()
+            {
+                self.begin(call, limits, &mut reads);
+            }
+            let others_run = memory.prefetches() && (self.waiting.is_empty() || balance <= last);
+            if others_run || balance <= reads.work || self.is_empty() {
+                return (balance - reads.work, reads.work);
+            }
+        }
+    }
+}
+
+/// How many polls a balance is for.
+#[inline]
+fn polls(balance: i64) -> usize {
+    usize::try_from((balance + POLL - 1) / POLL).unwrap_or(0)
+}
+
+/// Begins a call.
+#[inline(always)]
+fn begin<S: Steps>(
+    call: Call,
+    limits: Limits,
+    reads: &mut Reads<'_>,
+    (walks, ending): (&mut Vec<Walk<S>>, &mut Vec<Ending>),
+) {
+    let (room, Limits { steps: accesses, bytes }) = (call.reply_room() as u32, limits);
+    let reply = Place { va: 0, key: 0, len: 0 };
+    let (steps, read) = match S::begin(&call.params) {
+        Ok(begun) => begun,
+        Err(status) => return ending.push(Ending { call, reply, fails: Some(status) }),
+    };
+    let mut walk = Walk { call: None, steps, at: reply, accesses, bytes, room };
+    match walk.ask(&read, reads) {
+        Next::Walks => {
+            walk.call = Some(call);
+            walks.push(walk);
+        }
+        Next::Ends => ending.push(Ending { call, reply: walk.at, fails: None }),
+        Next::Fails(status) => ending.push(Ending { call, reply, fails: Some(status) }),
+    }
+}
+
+/// Lets calls go on, each once, until `balance` is spent.
+#[inline(always)]
+fn walk<S: Steps>(walks: &mut Vec<Walk<S>>, ending: &mut Vec<Ending>, reads: &mut Reads<'_>, balance: &mut i64) {
+    let most = walks.len().min(polls(*balance));
+    let (mut polled, mut stay) = (0, 0);
+    for walk in &mut walks[..most] {
+        if reads.work >= *balance {
+            break;
+        }
+        (polled, *balance) = (polled + 1, *balance - POLL);
+        let fails = match walk.go_on(reads) {
+            Next::Walks => {
+                stay += 1;
+                continue;
+            }
+            Next::Ends => None,
+            Next::Fails(status) => Some(status),
+        };
+        if let Some(call) = walk.call.take() {
+            ending.push(Ending { call, reply: walk.at, fails });
+        }
+    }
+    if stay == 0 && polled == walks.len() {
+        walks.clear();
+    } else if polled < walks.len() || stay < polled {
+        walks.retain(|walk| walk.call.is_some());
+        walks.rotate_left(stay);
+    }
+}
+
+impl<S: Steps> Walk<S> {
+    /// Makes the read that was asked for, and asks for the next.
+    #[inline(always)]
+    fn go_on(&mut self, reads: &mut Reads<'_>) -> Next {
+        let mut line = [0; LINE];
+        let there = match self.at.len as usize {
+            // Of a length that the compiler knows.
+            LINE => reads.bring(self.at, &mut line),
+            len => reads.bring(self.at, &mut line[..len]),
+        };
+        if !there {
+            return Next::Fails(Status::AccessDenied);
+        }
+        match self.steps.next(&line) {
+            Ok(read) => self.ask(&read, reads),
+            Err(status) => Next::Fails(status),
+        }
+    }
+
+    /// Pays for the next read, and asks for its bytes.
+    #[inline(always)]
+    fn ask(&mut self, &Read { va, key, len, last }: &Read, reads: &mut Reads<'_>) -> Next {
+        if last && len > self.room {
+            return Next::Fails(Status::ReplyTooLong);
+        }
+        if self.accesses == 0 {
+            return Next::Fails(Status::StepLimit);
+        }
+        if u64::from(len) > self.bytes {
+            return Next::Fails(Status::ByteLimit);
+        }
+        self.accesses -= 1;
+        self.bytes -= u64::from(len);
+        self.at = Place { va, key, len };
+        match reads.ask(self.at, last) {
+            false => Next::Fails(Status::AccessDenied),
+            true if last => Next::Ends,
+            true => Next::Walks,
+        }
+    }
+}
+
+impl Beside for Lanes {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.begun() + self.waiting.len()
+    }
+
+    fn cancel(&mut self, tag: u64) -> bool {
+        let waiting = self.waiting.iter().position(|call| call.tag == tag);
+        if let Some(at) = waiting {
+            return self.waiting.remove(at).is_some();
+        }
+        fn out<T>(calls: &mut Vec<T>, its: impl Fn(&T) -> Option<&Call>, tag: u64) -> bool {
+            let at = calls.iter().position(|it| its(it).is_some_and(|call| call.tag == tag));
+            at.map(|at| calls.remove(at)).is_some()
+        }
+        out(&mut self.gets, |walk| walk.call.as_ref(), tag)
+            || out(&mut self.traversals, |walk| walk.call.as_ref(), tag)
+            || out(&mut self.ending, |ending| Some(&ending.call), tag)
+    }
+}
+
+/// The memory as the calls of one turn read it.
+struct Reads<'m> {
+    memory: &'m HostMemory,
+    /// The regions that were read last, on the way and for a reply.
+    way: Known<'m>,
+    replies: Known<'m>,
+    /// What long reads cost, in half nanoseconds.
+    work: i64,
+}
+
+/// A region that was found.
+#[derive(Clone, Copy)]
+struct Known<'m> {
+    key: u32,
+    region: Option<&'m Region>,
+}
+
+impl<'m> Known<'m> {
+    /// The region of a key, unless the memory has no room to remember it, or there is none.
+    #[inline(always)]
+    fn find(&mut self, memory: &'m HostMemory, key: u32) -> Option<&'m Region> {
+        if self.region.is_none() || self.key != key {
+            *self = Known { key, region: memory.remembered(key) };
+        }
+        self.region
+    }
+}
+
+impl<'m> Reads<'m> {
+    #[inline(always)]
+    fn new(memory: &'m HostMemory) -> Self {
+        let known = Known { key: 0, region: None };
+        Reads { memory, way: known, replies: known, work: 0 }
+    }
+
+    /// Asks for bytes. False if they may not be read.
+    #[inline(always)]
+    fn ask(&mut self, Place { va, key, len }: Place, last: bool) -> bool {
+        let len = len as usize;
+        if len >= METERED_BYTES {
+            self.work += len as i64 / 8;
+        }
+        let known = if last { &mut self.replies } else { &mut self.way };
+        // A read of no bytes names no memory.
+        if len > 0
+            && let Some(region) = known.find(self.memory, key)
+        {
+            let most = if self.memory.prefetches() { PREFETCH_BYTES } else { 0 };
+            return region.ask((self.memory.pd(), Access::REMOTE_READ), va, len, most).is_ok();
+        }
+        true
+    }
+
+    /// Brings bytes on the way that were asked for. False if they may not be read any more.
+    #[inline(always)]
+    fn bring(&mut self, at: Place, out: &mut [u8]) -> bool {
+        read(self.memory, &mut self.way, at, out)
+    }
+
+    /// Brings a reply that was asked for.
+    #[inline(always)]
+    fn reply(&mut self, at: Place, call: &mut Call) -> Status {
+        let there = match at.len as usize {
+            LINE => {
+                let mut line = [0; LINE];
+                let there = read(self.memory, &mut self.replies, at, &mut line);
+                call.reply.extend_from_slice(&line);
+                there
+            }
+            len => match call.grow_reply(len) {
+                Ok(reply) => read(self.memory, &mut self.replies, at, reply),
+                Err(status) => return status,
+            },
+        };
+        if there { Status::Ok } else { Status::AccessDenied }
+    }
+}
+
+#[inline(always)]
+fn read<'m>(memory: &'m HostMemory, known: &mut Known<'m>, Place { va, key, .. }: Place, out: &mut [u8]) -> bool {
+    if out.is_empty() {
+        return true;
+    }
+    match known.find(memory, key) {
+        Some(region) => region.read(va, out).is_ok(),
+        None => memory.read_unremembered(key, va, out).is_ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Builtins, GetParams, Kernel, TraversalParams, host_runner};
+    use proptest::prelude::*;
+    use remora_memory::{Buffer, Registry};
+    use std::collections::HashMap;
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
+
+    /// Two domains with a region each, of entries that lead to one another and to bytes anywhere.
+    fn places(words: &[u64]) -> (Arc<Registry>, [(Pd, Arc<Region>); 2]) {
+        let registry = Arc::new(Registry::new([4; 32]));
+        let places = [0, 1].map(|turn| {
+            let mut words = words.to_vec();
+            words.rotate_left(turn * 8);
+            let buffer = Buffer::from_boxed(words.iter().flat_map(|word| word.to_le_bytes()).collect());
+            let pd = registry.alloc_pd();
+            let region = registry.register(pd, &buffer, 0, buffer.len(), Some(0), Access::all());
+            (pd, region.unwrap())
+        });
+        (registry, places)
+    }
+
+    fn ended(call: &Call, status: Status) -> (Status, Vec<u8>) {
+        (status, if status == Status::Ok { call.reply.clone() } else { Vec::new() })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        /// However many there are, of whom and in which domain, and whichever of them are cancelled when: each ends once, as
+        /// its kernel says.
+        #[test]
+        fn many_calls_end_as_each_would_alone(
+            words in prop::collection::vec(prop_oneof![Just(0u64), 0u64..5, 0u64..600, Just(64u64 << 32 | 64), any::<u64>()], 64),
+            calls in prop::collection::vec((0u8..3, 0u64..600, 0u64..5, 0u32..9, 0u32..3, 0usize..2), 1..150),
+            cancels in prop::collection::vec((0u64..150, 0usize..20), 0..8),
+            limits in prop_oneof![Just(Limits::default()), (1u32..6, 60u64..400).prop_map(|(steps, bytes)| Limits { steps, bytes })],
+            prefetching in any::<bool>(),
+        ) {
+            let (registry, places) = places(&words);
+            let make = |tag: usize| {
+                let (kind, va, key, index, client, place) = calls[tag];
+                let (pd, region) = &places[place];
+                let key_of = region.key();
+                let mut call = match kind {
+                    0 => {
+                        let params = TraversalParams::list(va, key, 64, key_of, key_of);
+                        Call::new(op::TRAVERSAL, &params.encode(), 64)
+                    }
+                    _ => {
+                        let params = GetParams { entries: va & !7, key, index, entries_key: key_of, values_key: key_of };
+                        Call::new(op::GET, &params.encode()[..28 - usize::from(va == 0)], 100)
+                    }
+                };
+                (call.pd, call.tag, call.client) = (Some(*pd), tag as u64, client);
+                call
+            };
+            let mut runner = host_runner(registry.clone(), prefetching, 100, limits);
+            let (mut started, mut results, mut cancelled) = (0, HashMap::new(), 0);
+            for turn in 0.. {
+                while started < calls.len() && runner.in_flight() < runner.capacity() {
+                    prop_assert!(runner.start(make(started)).is_ok());
+                    started += 1;
+                }
+                for (tag, _) in cancels.iter().filter(|(_, at)| *at == turn) {
+                    let there = (*tag as usize) < started && !results.contains_key(tag);
+                    prop_assert_eq!(runner.cancel(*tag), there);
+                    if there {
+                        cancelled += 1;
+                        results.insert(*tag, None);
+                    }
+                }
+                let before = runner.in_flight();
+                let mut again = false;
+                let count = runner.poll(&mut |call, status| {
+                    again |= results.insert(call.tag, Some(ended(&call, status))).is_some();
+                });
+                prop_assert!(!again, "a call ended twice, or was cancelled");
+                prop_assert_eq!(runner.in_flight() + count, before);
+                if started == calls.len() && runner.in_flight() == 0 {
+                    break;
+                }
+                prop_assert!(turn < 100_000);
+            }
+            prop_assert_eq!(results.len(), calls.len());
+            prop_assert_eq!(results.values().filter(|result| result.is_none()).count(), cancelled);
+            for (tag, result) in results.into_iter().filter_map(|(tag, result)| Some((tag, result?))) {
+                let mut call = make(tag as usize);
+                let mut memory = HostMemory::new(registry.clone(), places[calls[tag as usize].5].0, false, limits);
+                let mut run = Box::pin(Builtins.run(&memory, &mut call));
+                let Poll::Ready(status) = run.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { panic!() };
+                drop(run);
+                let status = memory.settle(status);
+                prop_assert_eq!(result, ended(&call, status), "call {}", tag);
+            }
+        }
+    }
+
+    /// Who has four times as many look-ups under way gets four times as many done at most, however long they are.
+    #[test]
+    fn who_has_many_look_ups_leaves_others_their_part() {
+        // A list of one element that leads to itself: as many reads as a call may make.
+        let mut words = [0; 64];
+        (words[8], words[9]) = (7, 64);
+        let (registry, [(pd, region), _]) = places(&words);
+        let mut runner = host_runner(registry, true, 256, Limits { steps: 1000, bytes: 1 << 30 });
+        let call = |client| {
+            let params = TraversalParams::list(64, 1, 8, region.key(), region.key());
+            let mut call = Call::new(op::TRAVERSAL, &params.encode(), 8);
+            (call.pd, call.client) = (Some(pd), client);
+            call
+        };
+        let mut done = [0u32; 2];
+        for _ in 0..200 {
+            assert!(runner.start(call(0)).is_ok());
+        }
+        for _ in 0..50 {
+            assert!(runner.start(call(1)).is_ok());
+        }
+        for _ in 0..40_000 {
+            let mut ended = Vec::new();
+            runner.poll(&mut |call, status| {
+                assert_eq!(status, Status::StepLimit);
+                ended.push(call.client);
+            });
+            for client in ended {
+                done[client as usize] += 1;
+                assert!(runner.start(call(client)).is_ok());
+            }
+        }
+        let [many, few] = done;
+        assert!(many > 1000 && 10 * 4 * few > 9 * many, "{many} and {few}");
+    }
+}
