@@ -13,6 +13,7 @@ mod reduce;
 mod tests;
 
 use std::future::poll_fn;
+use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
@@ -23,7 +24,7 @@ use crate::call::{Call, CallFields, Status};
 use crate::memory::{Fault, Memory};
 use reduce::How;
 
-/// Cache lines of a call that a core asks for before others run: as many as RAMBDA's accelerator has under way for a request.
+/// Cache lines of a call that a core has asked for: as many as RAMBDA's accelerator has under way for a request.
 /// Of more a core cannot keep all in mind, and waits where it asks.
 pub const AHEAD: usize = 64;
 /// Rows that are read together where each access is a wait.
@@ -35,21 +36,29 @@ const LINE: usize = 64;
 
 /// The reply is the reduced row, or the inner products, as `f32`.
 pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
-    // Rows are brought to behind the reply: calls keep that memory, so that nothing is allocated.
-    let len = EmbedParams::decode(&call.params)?.reply_len();
-    call.grow_reply(len)?;
-    let CallFields { params, reply, .. } = &mut **call;
+    let CallFields { params, reply, reply_limit, .. } = &mut **call;
     let params = EmbedParams::decode(params)?;
-    reply.resize(len + AT_ONCE * params.table.row_bytes(), 0);
-    let (into, batch) = reply.split_at_mut(len);
-    reduce::begin(into, &params);
-    match near(memory, &params, into, batch).await? {
-        true => {}
-        false => Box::pin(far(memory, &params, into, batch)).await?,
+    let len = params.reply_len();
+    if len > *reply_limit as usize {
+        return Err(Status::ReplyTooLong);
     }
-    reduce::end(into, &params);
+    reply.clear();
+    reply.resize(len, 0);
+    reduce::begin(reply, &params);
+    match near(memory, &params, reply).await? {
+        true => {}
+        false => Box::pin(far(memory, &params, reply)).await?,
+    }
     reply.truncate(len);
+    reduce::end(reply, &params);
     Ok(())
+}
+
+/// The reply, and behind it room for so many rows: calls keep that memory, so that nothing is allocated.
+fn with_room<'r>(reply: &'r mut Vec<u8>, params: &EmbedParams<'_>, rows: usize) -> (&'r mut [u8], &'r mut [u8]) {
+    let len = params.reply_len();
+    reply.resize(len + rows * params.table.row_bytes(), 0);
+    reply.split_at_mut(len)
 }
 
 /// How far a call is.
@@ -62,16 +71,11 @@ struct Way {
 }
 
 /// Reduces where the table can be looked at where it is; false if it cannot.
-async fn near<M: Memory>(
-    memory: &M,
-    params: &EmbedParams<'_>,
-    into: &mut [u8],
-    batch: &mut [u8],
-) -> Result<bool, Status> {
+async fn near<M: Memory>(memory: &M, params: &EmbedParams<'_>, reply: &mut Vec<u8>) -> Result<bool, Status> {
     let (mut way, table) = (Way::default(), params.table);
     loop {
         // The first rows are asked for, and others run while they come.
-        if !step(memory, params, into, batch, &mut way)? {
+        if !step(memory, params, reply, &mut way)? {
             return Ok(false);
         }
         if way.done == params.count() {
@@ -82,16 +86,10 @@ async fn near<M: Memory>(
     }
 }
 
-/// Reduces the rows that were asked for, and asks for as many that come after them; false if the table is not at hand.
+/// Asks for the first rows; then reduces rows, and asks for as many that come after them; false if the table is not at hand.
 ///
 /// A function of its own: what is borrowed from the memory here goes to no other thread.
-fn step<M: Memory>(
-    memory: &M,
-    params: &EmbedParams<'_>,
-    into: &mut [u8],
-    batch: &mut [u8],
-    way: &mut Way,
-) -> Result<bool, Status> {
+fn step<M: Memory>(memory: &M, params: &EmbedParams<'_>, reply: &mut Vec<u8>, way: &mut Way) -> Result<bool, Status> {
     let (table, count, how) = (params.table, params.count(), How::new(params));
     let row_bytes = table.row_bytes();
     let Some(now) = memory.immediate() else { return Ok(false) };
@@ -101,27 +99,34 @@ fn step<M: Memory>(
         return Ok(false);
     };
     let place = |row: usize| params.row(row) as usize * row_bytes;
+    let ask = |rows: Range<usize>| rows.for_each(|row| words.prefetch(place(row), row_bytes));
     let (begin, end) = (way.done, way.asked);
-    let ask = count.min(end + (AHEAD * LINE / row_bytes).max(NEAR));
-    if params.adds_up() && words.add_rows(into, params.rows(begin..end), params.rows(end..ask)) {
-        (way.done, way.asked) = (end, ask.min(end + (end - begin)));
+    way.asked = count.min(end + (AHEAD * LINE / row_bytes).max(NEAR));
+    if begin == end {
+        ask(end..way.asked);
+    } else if params.adds_up() && words.add_rows(reply, params.rows(begin..end), params.rows(end..way.asked)) {
+        way.done = end;
     }
-    (way.asked..ask).for_each(|row| words.prefetch(place(row), row_bytes));
-    way.asked = ask;
+    // Each row that is reduced makes room to ask for one more.
+    let mut next = end;
     while way.done < end {
         let rows = NEAR.min(end - way.done);
+        let more = way.asked.min(next + rows);
+        ask(next..more);
+        let (into, batch) = with_room(reply, params, NEAR);
         for (out, row) in batch.chunks_exact_mut(row_bytes).take(rows).zip(way.done..) {
             words.take(place(row), out);
         }
         reduce::reduce(into, &batch[..rows * row_bytes], way.done, &how);
-        way.done += rows;
+        (way.done, next) = (way.done + rows, more);
     }
     memory.spend(((end - begin) * row_bytes) as u64 / 8);
     Ok(true)
 }
 
 /// Reduces where each access is a wait: several rows come at once.
-async fn far<M: Memory>(memory: &M, params: &EmbedParams<'_>, into: &mut [u8], batch: &mut [u8]) -> Result<(), Status> {
+async fn far<M: Memory>(memory: &M, params: &EmbedParams<'_>, reply: &mut Vec<u8>) -> Result<(), Status> {
+    let (into, batch) = with_room(reply, params, AT_ONCE);
     let (table, how) = (params.table, How::new(params));
     let row_bytes = table.row_bytes();
     for first in (0..params.count()).step_by(AT_ONCE) {
