@@ -16,10 +16,7 @@ use remora_model::platform::Platform;
 use point::{Ground, Outcome};
 use study::{At, BluefieldSeries, Setup, Study};
 
-use crate::reproduce::{
-    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, run_all,
-};
+use crate::reproduce::{self, Claim, Dot, Figure, FigureError, Fitted, Paper, Point, ReproduceError, Trend};
 
 /// Operations of a point of a mutant at most: its figures are held against each other's, not against the paper's.
 const MUTANT_OPERATIONS: u64 = 2_000;
@@ -44,7 +41,13 @@ impl Paper for BlueField {
     const PRINTED: &'static [(&'static str, &'static str, u64)] =
         &[("AD-041", "2", 1), ("AD-042", "5", 1), ("AD-045", "5", 256)];
 
-    type Study = Study;
+    const DETAILS: &'static [&'static str] = &["what binds"];
+
+    type Series = BluefieldSeries;
+    type Metric = study::Metric;
+    type Sets = study::Sets;
+    type Outcome = Outcome;
+    type Work<'a> = Work;
 
     fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
         study::studies(figure)
@@ -54,39 +57,37 @@ impl Paper for BlueField {
         fit::bluefield(seed)
     }
 
-    fn judge(
+    fn work<'a>(
         &self,
-        studies: &[Study],
-        platforms: &[Platform],
-        options: &ReproduceOptions,
-        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-    ) -> Result<Judged, ReproduceError> {
-        let ground = |platform: &Platform| -> Result<_, ReproduceError> {
-            Ok((platform.name.clone(), reproduce::values(platform), Arc::new(Ground::new(platform, options.seed)?)))
+        studies: &'a [Study],
+        platforms: &'a [Platform],
+        seed: u64,
+    ) -> Result<Vec<Work>, ReproduceError> {
+        let ground = |platform: &'a Platform| -> Result<_, ReproduceError> {
+            let values: Arc<str> = reproduce::values(platform).into();
+            Ok((&platform.name, values, Arc::new(Ground::new(platform, seed)?)))
         };
         let grounds = platforms.iter().map(ground).collect::<Result<Vec<_>, _>>()?;
-        let mut work = Vec::new();
-        for study in studies {
-            for series in &study.series {
-                let known = grounds.iter().find(|(name, ..)| *name == series.setup.platform);
-                let unknown = || FigureError(format!("figure {} names no platform of the paper's", study.figure));
-                let (_, values, ground) = known.ok_or_else(unknown)?;
-                let point = |&x| {
-                    let setup = series.setup(study.x.sets, x);
-                    let setup = Setup { operations: setup.operations.min(self.at_most), ..setup };
-                    Work { setup, values, ground, seed: options.seed }
-                };
-                work.extend(study.x.values.iter().map(point));
-            }
-        }
-        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-        let line = |series: &BluefieldSeries, _| (series.name.clone(), class(&series.setup));
-        let figures = Figure::all(studies, outcomes, &["what binds"], line, |study, _, x, outcome| {
-            let y = study.y.metric.of(outcome);
-            Dot { x, y, spread: (y, y), details: vec![outcome.detail.clone()] }
-        });
-        let (claims, trends) = (checks::claims(&figures, platforms), checks::trends(&figures));
-        Ok(Judged { figures, claims, trends, sums, incomplete })
+        Study::points(studies, |study, series, x| {
+            let known = grounds.iter().find(|(name, ..)| **name == series.setup.platform);
+            let (_, values, ground) = known.ok_or_else(|| study.no_platform())?;
+            let setup = series.setup(study.x.sets, x);
+            let setup = Setup { operations: setup.operations.min(self.at_most), ..setup };
+            Ok(Work { setup, values: values.clone(), ground: ground.clone(), seed })
+        })
+    }
+
+    fn line(series: &BluefieldSeries, _: usize) -> (String, &'static str) {
+        (series.name.clone(), class(&series.setup))
+    }
+
+    fn dot(study: &Study, _: &BluefieldSeries, x: u64, outcome: &Outcome) -> Dot {
+        let y = study.y.metric.of(outcome);
+        Dot { x, y, spread: (y, y), details: vec![outcome.detail.clone()] }
+    }
+
+    fn checks(&self, figures: &[Figure], platforms: &[Platform]) -> Result<(Vec<Claim>, Vec<Trend>), ReproduceError> {
+        Ok((checks::claims(figures, platforms), checks::trends(figures)))
     }
 
     fn of_mutants(self) -> Self {
@@ -95,15 +96,15 @@ impl Paper for BlueField {
 }
 
 /// One point to run.
-struct Work<'a> {
+pub struct Work {
     setup: Setup,
     /// The platform's values.
-    values: &'a str,
-    ground: &'a Ground,
+    values: Arc<str>,
+    ground: Arc<Ground>,
     seed: u64,
 }
 
-impl Point for Work<'_> {
+impl Point for Work {
     type Outcome = Outcome;
 
     fn key(&self) -> String {
@@ -112,7 +113,7 @@ impl Point for Work<'_> {
     }
 
     fn run(&self) -> Result<Outcome, ReproduceError> {
-        Ok(point::run(self.ground, &self.setup)?)
+        Ok(point::run(&self.ground, &self.setup)?)
     }
 
     fn events(outcome: &Outcome) -> u64 {
@@ -133,7 +134,7 @@ fn class(setup: &Setup) -> &'static str {
 mod tests {
     use super::study::Run;
     use super::*;
-    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
+    use crate::reproduce::{ReproduceOptions, Reproduction, csv, page, reproduce, table};
 
     fn run(figure: &str, jobs: usize) -> Reproduction {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };

@@ -8,16 +8,15 @@ pub(crate) mod loads;
 mod point;
 mod study;
 
+use std::sync::Arc;
+
 use remora_model::platform::Platform;
 
 pub use point::{PointFigures, Run, Setup, System, Without};
 
 use study::{DFabricSeries, Study};
 
-use crate::reproduce::{
-    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, run_all,
-};
+use crate::reproduce::{self, Claim, Dot, Figure, FigureError, Fitted, Paper, Point, ReproduceError, Trend};
 
 /// "DFabric: CXL-Ethernet hybrid interconnects".
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +28,13 @@ impl Paper for DFabric {
          describes: CXL ports, DRAM caches, memory devices, NICs and kernels, with Remora's own NIC pool, \
          dispatcher and resequencer; beside them TCP over ToR switches.";
 
-    type Study = Study;
+    const DETAILS: &'static [&'static str] = &["busiest", "drops"];
+
+    type Series = DFabricSeries;
+    type Metric = study::Metric;
+    type Sets = study::Sets;
+    type Outcome = PointFigures;
+    type Work<'a> = Work<'a>;
 
     fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
         study::studies(figure)
@@ -40,47 +45,40 @@ impl Paper for DFabric {
         Ok((vec![platform], fitted))
     }
 
-    fn judge(
+    fn work<'a>(
         &self,
-        studies: &[Study],
-        platforms: &[Platform],
-        options: &ReproduceOptions,
-        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-    ) -> Result<Judged, ReproduceError> {
+        studies: &'a [Study],
+        platforms: &'a [Platform],
+        seed: u64,
+    ) -> Result<Vec<Work<'a>>, ReproduceError> {
         let platform = reproduce::only(platforms)?;
-        let values = reproduce::values(platform);
-        // What several points show is run once.
-        let (mut work, mut places): (Vec<Work<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
-        for study in studies {
-            for series in &study.series {
-                for &x in &study.x.values {
-                    let setup = series.setup(study.x.sets, x)?;
-                    let known = work.iter().position(|work| work.setup == setup);
-                    places.push(known.unwrap_or(work.len()));
-                    if known.is_none() {
-                        work.push(Work { setup, platform, values: &values, seed: options.seed });
-                    }
-                }
-            }
-        }
-        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-        let outcomes = places.into_iter().map(|place| outcomes[place].clone()).collect();
-        let line = |series: &DFabricSeries, _| (series.name.clone(), class(series.setup.system));
-        let figures = Figure::all(studies, outcomes, &["busiest", "drops"], line, |study, series, x, outcome| {
-            let y = series.metric.unwrap_or(study.y.metric).of(outcome, x);
-            Dot { x, y, spread: (y, y), details: details(outcome) }
-        });
-        let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
-        Ok(Judged { figures, claims, trends, sums, incomplete })
+        let values: Arc<str> = reproduce::values(platform).into();
+        Study::points(studies, |study, series, x| {
+            let setup = series.setup(study.x.sets, x)?;
+            Ok(Work { setup, platform, values: values.clone(), seed })
+        })
+    }
+
+    fn line(series: &DFabricSeries, _: usize) -> (String, &'static str) {
+        (series.name.clone(), class(series.setup.system))
+    }
+
+    fn dot(study: &Study, series: &DFabricSeries, x: u64, outcome: &PointFigures) -> Dot {
+        let y = series.metric.unwrap_or(study.y.metric).of(outcome, x);
+        Dot { x, y, spread: (y, y), details: details(outcome) }
+    }
+
+    fn checks(&self, figures: &[Figure], platforms: &[Platform]) -> Result<(Vec<Claim>, Vec<Trend>), ReproduceError> {
+        Ok((checks::claims(figures, reproduce::only(platforms)?), checks::trends(figures)))
     }
 }
 
 /// One point to run.
-struct Work<'a> {
+pub struct Work<'a> {
     setup: Setup,
     platform: &'a Platform,
     /// The platform's values.
-    values: &'a str,
+    values: Arc<str>,
     seed: u64,
 }
 
@@ -123,7 +121,7 @@ fn class(system: System) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
+    use crate::reproduce::{ReproduceOptions, Reproduction, csv, page, reproduce, table};
 
     fn run(figure: &str, jobs: usize) -> Reproduction {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };

@@ -7,6 +7,8 @@ mod point;
 mod readings;
 mod study;
 
+use std::sync::Arc;
+
 use remora_model::cluster::ClusterSpec;
 use remora_model::platform::Platform;
 
@@ -15,10 +17,7 @@ pub use readings::{Chosen, Reading, ReadingsTable, readings};
 
 use study::{MinosSeries, Study};
 
-use crate::reproduce::{
-    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, run_all,
-};
+use crate::reproduce::{self, Claim, Dot, Figure, FigureError, Fitted, Paper, Point, ReproduceError, Trend};
 
 /// Psistakis et al., MINOS, HPCA 2025.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +39,13 @@ impl Paper for Minos {
     const ABOUT: &'static str =
         "Remora's replication engine on a modelled cluster with the parameters that the paper prints.";
 
-    type Study = Study;
+    const DETAILS: &'static [&'static str] = &["host and NIC cores busy"];
+
+    type Series = MinosSeries;
+    type Metric = study::Metric;
+    type Sets = study::Sets;
+    type Outcome = PointFigures;
+    type Work<'a> = Work;
 
     fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
         study::studies(figure)
@@ -51,35 +56,35 @@ impl Paper for Minos {
         Ok((vec![platform], fitted))
     }
 
-    fn judge(
+    fn work<'a>(
         &self,
-        studies: &[Study],
-        platforms: &[Platform],
-        options: &ReproduceOptions,
-        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-    ) -> Result<Judged, ReproduceError> {
-        let platform = reproduce::only(platforms)?;
+        studies: &'a [Study],
+        platforms: &'a [Platform],
+        seed: u64,
+    ) -> Result<Vec<Work>, ReproduceError> {
         let Self { requests, readings, .. } = *self;
-        let (values, mut work) = (reproduce::values(platform), Vec::new());
-        for study in studies {
-            for series in &study.series {
-                for &x in &study.x.values {
-                    let setup = series.setup(study.x.sets, x)?;
-                    let spec = setup.spec(platform, readings)?;
-                    work.push(Work { setup, spec, values: &values, requests, readings, seed: options.seed });
-                }
-            }
-        }
-        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-        let line = |series: &MinosSeries, number| (series.name.clone(), class(series, number));
-        let figures =
-            Figure::all(studies, outcomes, &["host and NIC cores busy"], line, |study, series, x, outcome| {
-                let y = series.metric.unwrap_or(study.y.metric).of(outcome);
-                let (host, nic) = outcome.busy;
-                Dot { x, y, spread: (y, y), details: vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)] }
-            });
-        let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures, workers(platform)));
-        Ok(Judged { figures, claims, trends, sums, incomplete })
+        let platform = reproduce::only(platforms)?;
+        let values: Arc<str> = reproduce::values(platform).into();
+        Study::points(studies, |study, series, x| {
+            let setup = series.setup(study.x.sets, x)?;
+            let spec = setup.spec(platform, readings)?;
+            Ok(Work { setup, spec, values: values.clone(), requests, readings, seed })
+        })
+    }
+
+    fn line(series: &MinosSeries, number: usize) -> (String, &'static str) {
+        (series.name.clone(), class(series, number))
+    }
+
+    fn dot(study: &Study, series: &MinosSeries, x: u64, outcome: &PointFigures) -> Dot {
+        let y = series.metric.unwrap_or(study.y.metric).of(outcome);
+        let (host, nic) = outcome.busy;
+        Dot { x, y, spread: (y, y), details: vec![format!("{:.0} and {:.0} %", host * 100.0, nic * 100.0)] }
+    }
+
+    fn checks(&self, figures: &[Figure], platforms: &[Platform]) -> Result<(Vec<Claim>, Vec<Trend>), ReproduceError> {
+        let platform = reproduce::only(platforms)?;
+        Ok((checks::claims(figures, platform), checks::trends(figures, workers(platform))))
     }
 
     fn provenance(&self, platforms: &[Platform]) -> Vec<String> {
@@ -96,17 +101,17 @@ impl Paper for Minos {
 const MODELS: usize = 5;
 
 /// One point to run.
-struct Work<'a> {
+pub struct Work {
     setup: Setup,
     spec: ClusterSpec,
     /// The platform's values.
-    values: &'a str,
+    values: Arc<str>,
     requests: u64,
     readings: Chosen,
     seed: u64,
 }
 
-impl Point for Work<'_> {
+impl Point for Work {
     type Outcome = PointFigures;
 
     fn key(&self) -> String {
@@ -136,7 +141,7 @@ fn class(series: &MinosSeries, number: usize) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
+    use crate::reproduce::{ReproduceOptions, Reproduction, csv, page, reproduce, table};
 
     fn small() -> Minos {
         Minos { requests: 60, workers: Some(2), readings: Chosen::default() }

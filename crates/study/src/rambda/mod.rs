@@ -6,16 +6,15 @@ mod loads;
 mod point;
 mod study;
 
+use std::sync::Arc;
+
 use remora_model::platform::Platform;
 
 pub use point::{PointFigures, Run, Server, Setup};
 
 use study::{RambdaSeries, Study};
 
-use crate::reproduce::{
-    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, number, run_all,
-};
+use crate::reproduce::{self, Claim, Dot, Figure, FigureError, Fitted, Paper, Point, ReproduceError, Trend, number};
 
 /// Yuan et al., "RAMBDA: RDMA-driven Acceleration Framework", HPCA 2023.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +25,13 @@ impl Paper for Rambda {
     const ABOUT: &'static str = "Figures of Yuan et al., HPCA 2023, from modelled rings, cpoll and a coherent \
          accelerator on the hardware that the paper describes.";
 
-    type Study = Study;
+    const DETAILS: &'static [&'static str] = &["busiest", "media writes"];
+
+    type Series = RambdaSeries;
+    type Metric = study::Metric;
+    type Sets = study::Sets;
+    type Outcome = PointFigures;
+    type Work<'a> = Work<'a>;
 
     fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
         study::studies(figure)
@@ -37,41 +42,40 @@ impl Paper for Rambda {
         Ok((vec![platform], fitted))
     }
 
-    fn judge(
+    fn work<'a>(
         &self,
-        studies: &[Study],
-        platforms: &[Platform],
-        options: &ReproduceOptions,
-        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-    ) -> Result<Judged, ReproduceError> {
+        studies: &'a [Study],
+        platforms: &'a [Platform],
+        seed: u64,
+    ) -> Result<Vec<Work<'a>>, ReproduceError> {
         let platform = reproduce::only(platforms)?;
-        let (values, mut work) = (reproduce::values(platform), Vec::new());
-        for study in studies {
-            for series in &study.series {
-                for &x in &study.x.values {
-                    let setup = series.setup(study.x.sets, x)?;
-                    work.push(Work { setup, platform, values: &values, seed: options.seed });
-                }
-            }
-        }
-        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-        let line = |series: &RambdaSeries, _| (series.name.clone(), class(series.setup.server));
-        let figures =
-            Figure::all(studies, outcomes, &["busiest", "media writes"], line, |study, series, x, outcome| {
-                let y = series.metric.unwrap_or(study.y.metric).of(outcome);
-                Dot { x, y, spread: (y, y), details: details(outcome) }
-            });
-        let (claims, trends) = (checks::claims(&figures, platform), checks::trends(&figures));
-        Ok(Judged { figures, claims, trends, sums, incomplete })
+        let values: Arc<str> = reproduce::values(platform).into();
+        Study::points(studies, |study, series, x| {
+            let setup = series.setup(study.x.sets, x)?;
+            Ok(Work { setup, platform, values: values.clone(), seed })
+        })
+    }
+
+    fn line(series: &RambdaSeries, _: usize) -> (String, &'static str) {
+        (series.name.clone(), class(series.setup.server))
+    }
+
+    fn dot(study: &Study, series: &RambdaSeries, x: u64, outcome: &PointFigures) -> Dot {
+        let y = series.metric.unwrap_or(study.y.metric).of(outcome);
+        Dot { x, y, spread: (y, y), details: details(outcome) }
+    }
+
+    fn checks(&self, figures: &[Figure], platforms: &[Platform]) -> Result<(Vec<Claim>, Vec<Trend>), ReproduceError> {
+        Ok((checks::claims(figures, reproduce::only(platforms)?), checks::trends(figures)))
     }
 }
 
 /// One point to run.
-struct Work<'a> {
+pub struct Work<'a> {
     setup: Setup,
     platform: &'a Platform,
     /// The platform's values.
-    values: &'a str,
+    values: Arc<str>,
     seed: u64,
 }
 
@@ -112,7 +116,7 @@ fn class(server: Server) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
+    use crate::reproduce::{ReproduceOptions, Reproduction, csv, page, reproduce, table};
 
     fn run(figure: &str, jobs: usize) -> Reproduction {
         let options = ReproduceOptions { figure: Some(figure.into()), jobs, cache: None, seed: 42 };

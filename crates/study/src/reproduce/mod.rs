@@ -1,6 +1,6 @@
 //! A paper's figures from the model, for all papers: studies, points run on threads and kept, free parameters fitted,
 //! the figures beside what the paper's text says, as tables, CSV and a page. [`crate::strom`], [`crate::minos`],
-//! [`crate::rambda`] and [`crate::dfabric`] say what is run.
+//! [`crate::rambda`], [`crate::bluefield`] and [`crate::dfabric`] say what is run.
 
 mod cache;
 mod checks;
@@ -28,10 +28,10 @@ pub use fit::Fitted;
 pub(crate) use fit::{fit, fit_count, fit_rising};
 pub use mutate::{Change, Judged, Mutant, Mutation};
 pub use page::page;
-pub use paper::{Paper, mutate, reproduce};
+pub use paper::{Paper, StudyOf, mutate, reproduce};
 pub(crate) use paper::{fit_and_judge, only};
-pub(crate) use run::{Point, Ran, run_all};
-pub use run::{ReproduceProgress, Sums};
+pub use run::{Outcome, Point, ReproduceProgress, Sums};
+pub(crate) use run::{Ran, run_all};
 pub(crate) use show::number;
 pub use show::{csv, table};
 pub use study::{FigureError, Study, XAxis, YAxis};
@@ -199,30 +199,24 @@ impl Figure {
         }
     }
 
-    /// Those of studies whose points came to `outcomes`, line by line. Lines that lack a point are left out, and figures
-    /// without any line. `line` says a line's name and colour, `dot` what a point shows.
-    pub(crate) fn all<S, M, X, O>(
-        studies: &[Study<S, M, X>],
-        outcomes: Vec<Option<O>>,
-        details: &'static [&'static str],
-        line: impl Fn(&S, usize) -> (String, &'static str),
-        dot: impl Fn(&Study<S, M, X>, &S, u64, &O) -> Dot,
-    ) -> Vec<Self> {
+    /// Those of a paper's studies whose points came to `outcomes`, line by line. Lines that lack a point are left out, and
+    /// figures without any line.
+    fn all<P: Paper>(studies: &[StudyOf<P>], outcomes: Vec<Option<P::Outcome>>) -> Vec<Self> {
         let (mut figures, mut outcomes) = (Vec::new(), outcomes.into_iter());
         for study in studies {
-            let mut figure = Self::new(study, details);
+            let mut figure = Self::new(study, P::DETAILS);
             for (number, series) in study.series.iter().enumerate() {
                 let came: Vec<_> = outcomes.by_ref().take(study.x.values.len()).collect();
                 let points = study.x.values.iter().zip(&came);
                 let dots: Option<Vec<_>> =
-                    points.map(|(&x, outcome)| Some(dot(study, series, x, outcome.as_ref()?))).collect();
+                    points.map(|(&x, outcome)| Some(P::dot(study, series, x, outcome.as_ref()?))).collect();
                 let Some(mut dots) = dots else { continue };
                 if study.relative_to_last
                     && let Some(last) = dots.last().map(|dot| dot.y)
                 {
                     dots.iter_mut().for_each(|dot| (dot.y, dot.spread) = (dot.y / last, (dot.y / last, dot.y / last)));
                 }
-                let (name, class) = line(series, number);
+                let (name, class) = P::line(series, number);
                 figure.lines.push(Line { name, class, dots });
             }
             figures.extend((!figure.lines.is_empty()).then_some(figure));

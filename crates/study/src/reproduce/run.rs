@@ -1,5 +1,6 @@
 //! Points on threads.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -44,10 +45,15 @@ pub(crate) struct Ran<O> {
     pub incomplete: Option<String>,
 }
 
+/// What a point comes to: kept from run to run.
+pub trait Outcome: Clone + Send + Serialize + DeserializeOwned {}
+
+impl<O: Clone + Send + Serialize + DeserializeOwned> Outcome for O {}
+
 /// One point to run.
-pub(crate) trait Point: Sync {
+pub trait Point: Sync {
     /// What it comes to.
-    type Outcome: Clone + Send + Serialize + DeserializeOwned;
+    type Outcome: Outcome;
     /// All that its outcome comes from, but for the code.
     fn key(&self) -> String;
     /// Runs it.
@@ -56,7 +62,7 @@ pub(crate) trait Point: Sync {
     fn events(outcome: &Self::Outcome) -> u64;
 }
 
-/// Runs all points on some threads. `progress` hears of each; when it says no, the run ends with those it heard of, and if that is
+/// Runs all points on some threads, those that are alike once. `progress` hears of each; when it says no, the run ends with those it heard of, and if that is
 /// none with [`ReproduceError::Interrupted`].
 pub(crate) fn run_all<P: Point>(
     work: &[P],
@@ -64,6 +70,16 @@ pub(crate) fn run_all<P: Point>(
     progress: &mut dyn FnMut(ReproduceProgress) -> bool,
 ) -> Result<Ran<P::Outcome>, ReproduceError> {
     let (start, cpu) = (Instant::now(), remora_real::process_cpu_ns());
+    let (mut unlike, mut places, mut known): (Vec<(&P, String)>, _, _) = (Vec::new(), Vec::new(), HashMap::new());
+    for point in work {
+        let key = point.key();
+        let place = *known.entry(key.clone()).or_insert(unlike.len());
+        if place == unlike.len() {
+            unlike.push((point, key));
+        }
+        places.push(place);
+    }
+    let work = &unlike;
     let cache = options.cache.clone().map(Cache::new);
     let (next, mut outcomes) = (AtomicUsize::new(0), vec![None; work.len()]);
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -75,8 +91,8 @@ pub(crate) fn run_all<P: Point>(
             scope.spawn(move || {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(point) = work.get(number) else { return };
-                    if sender.send(run_one(point, cache).map(|ran| (number, ran))).is_err() {
+                    let Some((point, key)) = work.get(number) else { return };
+                    if sender.send(run_one(*point, key, cache).map(|ran| (number, ran))).is_err() {
                         return;
                     }
                 }
@@ -115,17 +131,20 @@ pub(crate) fn run_all<P: Point>(
     };
     match cut {
         true if done == 0 => Err(ReproduceError::Interrupted),
-        cut => Ok(Ran { outcomes, sums, incomplete: (cut && done < work.len()).then(missing) }),
+        cut => Ok(Ran {
+            outcomes: places.iter().map(|&place| outcomes[place].clone()).collect(),
+            sums,
+            incomplete: (cut && done < work.len()).then(missing),
+        }),
     }
 }
 
-fn run_one<P: Point>(point: &P, cache: Option<&Cache>) -> Result<(P::Outcome, bool), ReproduceError> {
+fn run_one<P: Point>(point: &P, key: &str, cache: Option<&Cache>) -> Result<(P::Outcome, bool), ReproduceError> {
     let Some(cache) = cache else { return Ok((point.run()?, false)) };
-    let key = point.key();
-    if let Some(outcome) = cache.get(&key) {
+    if let Some(outcome) = cache.get(key) {
         return Ok((outcome, true));
     }
     let outcome = point.run()?;
-    cache.put(&key, &outcome);
+    cache.put(key, &outcome);
     Ok((outcome, false))
 }

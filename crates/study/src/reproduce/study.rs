@@ -79,6 +79,21 @@ impl<S: DeserializeOwned, M: DeserializeOwned, X: DeserializeOwned + Default> St
         }
     }
 
+    /// What is made of each point of these studies, line by line.
+    pub(crate) fn points<'a, W, E>(
+        all: &'a [Self],
+        make: impl Fn(&'a Self, &'a S, u64) -> Result<W, E>,
+    ) -> Result<Vec<W>, E> {
+        let lines = all.iter().flat_map(|study| study.series.iter().map(move |series| (study, series)));
+        let points = lines.flat_map(|(study, series)| study.x.values.iter().map(move |&x| (study, series, x)));
+        points.map(|(study, series, x)| make(study, series, x)).collect()
+    }
+
+    /// It names none of the paper's platforms.
+    pub(crate) fn no_platform(&self) -> FigureError {
+        FigureError(format!("figure {} names no platform of the paper's", self.figure))
+    }
+
     fn is(&self, number: &str) -> bool {
         self.figure == number || self.figure.trim_end_matches(|c: char| c.is_alphabetic()) == number
     }

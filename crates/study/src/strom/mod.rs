@@ -16,10 +16,7 @@ pub use point::Outcomes;
 use point::Ground;
 use study::{StromSeries, Study};
 
-use crate::reproduce::{
-    self, Dot, Figure, FigureError, Fitted, Judged, Paper, Point, Ran, ReproduceError, ReproduceOptions,
-    ReproduceProgress, number, run_all,
-};
+use crate::reproduce::{self, Claim, Dot, Figure, FigureError, Fitted, Paper, Point, ReproduceError, Trend, number};
 
 /// Sidler et al., "StRoM: Smart Remote Memory", EuroSys 2020.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +28,13 @@ impl Paper for Strom {
          kernels on the hardware that the paper describes.";
     const PRINTED: &'static [(&'static str, &'static str, u64)] = &[("ST-085", "13a", 8)];
 
-    type Study = Study;
+    const DETAILS: &'static [&'static str] = &["busiest", "energy"];
+
+    type Series = StromSeries;
+    type Metric = study::Metric;
+    type Sets = ();
+    type Outcome = Outcomes;
+    type Work<'a> = Work<'a>;
 
     fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
         study::studies(figure)
@@ -41,52 +44,46 @@ impl Paper for Strom {
         fit::strom(seed)
     }
 
-    fn judge(
+    fn work<'a>(
         &self,
-        studies: &[Study],
-        platforms: &[Platform],
-        options: &ReproduceOptions,
-        progress: &mut dyn FnMut(ReproduceProgress) -> bool,
-    ) -> Result<Judged, ReproduceError> {
-        let mut work = Vec::new();
-        for study in studies {
-            Work::add(study, platforms, options.seed, &mut work)?;
-        }
-        let Ran { outcomes, sums, incomplete } = run_all(&work, options, progress)?;
-        let line = |series: &StromSeries, number| (series.name.clone(), class(&series.name, number));
-        let figures = Figure::all(studies, outcomes, &["busiest", "energy"], line, |study, _, x, outcome| {
-            let (y, low, high) = point::shown(study, outcome);
-            Dot { x, y, spread: (low, high), details: details(outcome) }
-        });
-        let claims = checks::claims(&figures, platforms);
-        let trends = checks::trends(&figures);
-        Ok(Judged { figures, claims, trends, sums, incomplete })
+        studies: &'a [Study],
+        platforms: &'a [Platform],
+        seed: u64,
+    ) -> Result<Vec<Work<'a>>, ReproduceError> {
+        let ground = |platform: &'a Platform| -> Result<_, ReproduceError> {
+            let values: Arc<str> = reproduce::values(platform).into();
+            Ok((&platform.name, values, Arc::new(Ground::new(platform, seed)?)))
+        };
+        let grounds = platforms.iter().map(ground).collect::<Result<Vec<_>, _>>()?;
+        Study::points(studies, |study, series, x| {
+            let known = grounds.iter().find(|(name, ..)| **name == series.platform);
+            let (_, values, ground) = known.ok_or_else(|| study.no_platform())?;
+            Ok(Work { series, values: values.clone(), ground: ground.clone(), x, seed })
+        })
+    }
+
+    fn line(series: &StromSeries, number: usize) -> (String, &'static str) {
+        (series.name.clone(), class(&series.name, number))
+    }
+
+    fn dot(study: &Study, _: &StromSeries, x: u64, outcome: &Outcomes) -> Dot {
+        let (y, low, high) = point::shown(study, outcome);
+        Dot { x, y, spread: (low, high), details: details(outcome) }
+    }
+
+    fn checks(&self, figures: &[Figure], platforms: &[Platform]) -> Result<(Vec<Claim>, Vec<Trend>), ReproduceError> {
+        Ok((checks::claims(figures, platforms), checks::trends(figures)))
     }
 }
 
 /// One point to run.
-struct Work<'a> {
+pub struct Work<'a> {
     series: &'a StromSeries,
     /// The platform's values.
     values: Arc<str>,
     ground: Arc<Ground>,
     x: u64,
     seed: u64,
-}
-
-impl<'a> Work<'a> {
-    /// Adds a study's points, line by line.
-    fn add(study: &'a Study, platforms: &[Platform], seed: u64, to: &mut Vec<Self>) -> Result<(), ReproduceError> {
-        for series in &study.series {
-            let platform = platforms.iter().find(|platform| platform.name == series.platform);
-            let unknown = || FigureError(format!("figure {} names no platform of the paper's", study.figure));
-            let platform = platform.ok_or_else(unknown)?;
-            let (values, ground) = (Arc::from(reproduce::values(platform)), Arc::new(Ground::new(platform, seed)?));
-            let work = |&x| Work { series, values: Arc::clone(&values), ground: Arc::clone(&ground), x, seed };
-            to.extend(study.x.values.iter().map(work));
-        }
-        Ok(())
-    }
 }
 
 impl Point for Work<'_> {
@@ -133,7 +130,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::reproduce::{Reproduction, csv, page, reproduce, table};
+    use crate::reproduce::{ReproduceOptions, Reproduction, csv, page, reproduce, table};
 
     fn run(jobs: usize, cache: Option<PathBuf>) -> Reproduction {
         let options = ReproduceOptions { figure: Some("7".into()), jobs, cache, seed: 42 };
