@@ -138,6 +138,15 @@ impl Call {
         self.stream.close();
     }
 
+    /// Gives memory back that parameters or reply took, if that is more than `most` bytes.
+    pub fn shrink(&mut self, most: usize) {
+        let CallFields { params, reply, .. } = &mut *self.0;
+        [params, reply]
+            .into_iter()
+            .filter(|bytes| bytes.capacity() > most)
+            .for_each(|bytes| drop(std::mem::take(bytes)));
+    }
+
     /// Gives the call an input stream that holds at most `capacity` bytes not yet read.
     pub fn open_stream(&mut self, capacity: usize) -> Feed {
         self.stream.open(capacity)

@@ -300,6 +300,7 @@ impl Client {
         if placement == Placement::Accelerator {
             return Err(Error::Placement(placement));
         }
+        self.check_params(op, placement, false, params.len())?;
         self.submit(placement, op, params, 0).map_err(|full| Error::Argument(full.to_string()))?;
         self.finish()
     }

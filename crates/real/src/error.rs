@@ -8,6 +8,7 @@ use remora_kernel::btree::BuildError;
 use remora_kernel::{Placement, Status};
 use remora_memory::RegisterError;
 use remora_nic::{ConnectError, NicError, WcStatus, cm::CmError};
+use remora_service::MAX_RING_MESSAGE;
 
 use crate::link::LinkKind;
 use crate::presence;
@@ -97,6 +98,21 @@ pub enum Error {
     /// A placement that there is not.
     #[error("the real world has no {0}: run the kernel at the client, NIC or host, or in the modelled world")]
     Placement(Placement),
+    /// Parameters that no call to a place can have.
+    #[error(
+        "{len} bytes of parameters for kernel {op:#x} at the {placement}: a call that goes as this one has {most} at most, and \
+         by rings as much as they are long, up to {MAX_RING_MESSAGE}: open rings, or longer ones"
+    )]
+    TooLong {
+        /// The kernel's op-code.
+        op: u64,
+        /// The place.
+        placement: Placement,
+        /// Bytes of the parameters.
+        len: usize,
+        /// Bytes that there may be.
+        most: usize,
+    },
     /// A kernel ended otherwise than its caller takes for an answer.
     #[error("kernel {op:#x} at the {placement} ended with {status:?}: {}", advice(*.status))]
     Kernel {
@@ -167,7 +183,10 @@ fn advice(status: Status) -> &'static str {
         Status::ByteLimit => {
             "it moved as many bytes as it may: ask for less, or raise the limits of the node or of the deployed kernel"
         }
-        Status::ReplyTooLong => "its reply is longer than 64 KB: ask for less in one call",
+        Status::ReplyTooLong => {
+            "its reply is longer than 64 KB, or than the rings that it would come by: ask for less in one call, or open longer \
+             rings"
+        }
         Status::Inconsistent => "the object changed during every try to read it: allow more tries, or ask again",
         Status::Trapped => "it failed: look for a trap, such as an index out of bounds, in its code",
         Status::Busy => "the place is full: ask again",

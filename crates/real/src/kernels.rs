@@ -171,6 +171,8 @@ impl Kernels {
         if self.rings.wants_write() {
             work += rings::post(&mut self.rings, nic);
         }
+        // A long message that is copied piece by piece.
+        work += usize::from(self.rings.is_copying());
         self.rings.end_unread(now);
         while let Some(number) = self.rings.poll_released() {
             self.calls.release(number);

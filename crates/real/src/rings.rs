@@ -6,7 +6,7 @@ use remora_kernel::Status;
 use remora_memory::{Buffer, Region};
 use remora_nic::{Data, Nic, NicError, Qpn, SendOp, SendWr, WriteTap};
 use remora_ring::{Notify, PushError, Receiver, RingEnd, RingError, RingShape, RingWrite, Sender, Signals};
-use remora_service::{MAX_REPLY, RingCall, RingData, RingPair, RingPost, RingReply, Rings, WorkId};
+use remora_service::{RingCall, RingData, RingPair, RingPost, RingReply, Rings, WorkId};
 
 use crate::Error;
 use crate::device::Bell;
@@ -70,9 +70,14 @@ impl RingPort {
     /// Over memory of the queue pair's protection domain, to a request ring at `requests` (address and key).
     pub fn new(memory: RingMemory, config: RingConfig, requests: (u64, u32)) -> Result<Self, Error> {
         let mut end = memory.end(config, config.notify)?;
-        // No reply is longer, and those that may be are few: the server is told of room in time.
-        end.expect(MAX_REPLY + RingReply::LEN);
+        // The server asks for room that it has not heard of.
+        end.expect(0);
         Ok(Self { notify: config.notify, end, memory, requests, reply: Vec::new() })
+    }
+
+    /// The shape of its rings.
+    pub fn shape(&self) -> RingShape {
+        self.end.shape()
     }
 
     /// Keys of its own regions.

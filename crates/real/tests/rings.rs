@@ -8,6 +8,7 @@ use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion
 use remora_ring::{Notify, RingShape};
 use remora_service::control::op::RING_OPEN;
 use remora_service::control::{RingParams, RingPlace};
+use remora_service::most_reply;
 use remora_testing::eventually;
 
 const PLACES: [Placement; 2] = [Placement::Nic, Placement::Host];
@@ -85,6 +86,54 @@ fn calls_by_rings_reach_the_kernels_of_both_places() {
             assert_eq!(ended, Some((7, Status::UnknownOp)));
         }
     }
+}
+
+/// Replies of some megabytes, and at the same time, of others, some of 64 bytes.
+#[test]
+fn replies_by_rings_are_as_long_as_the_ring_and_short_calls_go_on_beside_them() {
+    let node = node(5);
+    let shape = RingShape::new(1024, 4096).unwrap();
+    for (last, link) in [(2, LinkKind::Shm), (6, LinkKind::Udp)] {
+        for placement in PLACES {
+            std::thread::scope(|scope| {
+                for (last, len) in
+                    [(last, 3_000_000), (last + 1, 500_000), (last + 2, most_reply(shape) + 4), (last + 3, 72)]
+                {
+                    scope.spawn(move || {
+                        let mut client = client(5, last, link);
+                        let (_object, expected, params) = object(&mut client, len);
+                        client.open_rings(placement, RingConfig { shape, ..RingConfig::default() }).expect("rings");
+                        let calls = if len > 100 { (12, 6) } else { (3000, 8) };
+                        call(&mut client, placement, &params, &expected, calls);
+                        call(&mut client, placement, &params, &expected, (3, 1));
+                    });
+                }
+            });
+        }
+    }
+    // One that has no room in the ring.
+    let mut client = client(5, 10, LinkKind::Shm);
+    let (_object, _, params) = object(&mut client, most_reply(RingShape::default()) + 5);
+    client.open_rings(Placement::Nic, RingConfig::default()).expect("rings");
+    client.submit_by_ring(Placement::Nic, op::CONSISTENCY, &params, 1).expect("room");
+    let ended = |client: &mut Client| {
+        let mut ended = None;
+        while ended.is_none() {
+            client.poll(&mut |_, status, _| ended = Some(status)).expect("connection");
+        }
+        ended
+    };
+    assert_eq!(ended(&mut client), Some(Status::ReplyTooLong));
+    let most = client.most_params(Placement::Nic, true);
+    assert_eq!(most, (128 << 10) - 25);
+    for (len, status) in [(most, Status::UnknownOp), (most + 1, Status::BadParams)] {
+        client.submit_by_ring(Placement::Nic, 0xffff_0000, &vec![1; len], 1).expect("room");
+        assert_eq!(ended(&mut client), Some(status), "{len} bytes");
+    }
+    let error = client.call(Placement::Host, op::CONSISTENCY, &vec![1; 5000]).unwrap_err().to_string();
+    assert!(error.starts_with("5000 bytes of parameters for kernel 0x3 at the host"), "{error}");
+    assert!(error.contains("4064 at most") && error.contains("open rings"), "{error}");
+    assert!(node.is_serving());
 }
 
 /// Opens a pair of rings by hand: where the request ring is.

@@ -4,9 +4,10 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use remora_kernel::{Placement, Status};
+use remora_kernel::{Placement, Places, Status};
 use remora_real::link::Layers;
 use remora_real::{ClientConfig, DeployToken, Error, LinkKind, RemoteRegion, RingConfig, UdpPort, at_local};
+use remora_ring::RingShape;
 
 use remora_service::{CallKind, Placer};
 
@@ -38,6 +39,8 @@ pub struct Client {
     id: u64,
     inner: remora_real::Client,
     timeout: Option<Duration>,
+    /// The shape of rings that it opens.
+    rings: RingShape,
     /// Who waits for the call with this tag.
     askers: Vec<Option<(Placement, Asker)>>,
     free: Vec<u32>,
@@ -70,6 +73,7 @@ pub struct ClientBuilder {
     connect_timeout: Option<Duration>,
     timeout: Option<Duration>,
     deploy_token: Option<DeployToken>,
+    rings: RingShape,
 }
 
 impl ClientBuilder {
@@ -118,6 +122,29 @@ impl ClientBuilder {
         self
     }
 
+    /// How long the rings are that the client [opens](Client::open_rings): by default 1,024 entries of 128 bytes, for parameters
+    /// and replies of up to 128 KB. Longer ones carry longer calls, up to [`MAX_RING_MESSAGE`](crate::MAX_RING_MESSAGE) bytes each way;
+    /// twice their length counts as the client's memory at the node. Of calls by long rings fewer are under way at once, as a node
+    /// counts the room that each has for its reply: some 30 by rings of 4 MB, if no other client has any. More wait in the ring.
+    ///
+    /// ```
+    /// # use remora::{Client, KvGet, KvShape, KvWrite, Node, Placement, RingShape};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let node = Node::local()?;
+    /// let mut client = Client::builder().rings(RingShape::new(1024, 4096)?).connect(node.address())?;
+    /// client.open_rings(Placement::Host)?;
+    /// let store = client.create_store(&KvShape { pairs: 100, key_bytes: 8, value_bytes: 1 << 20 })?;
+    /// let value = vec![7; 1 << 20];
+    /// assert!(client.at(Placement::Host).call(KvWrite::put(&store, "large", &value)?)?);
+    /// assert_eq!(client.at(Placement::Host).call(KvGet::new(&store, "large")?)?, Some(value));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rings(mut self, shape: RingShape) -> Self {
+        self.rings = shape;
+        self
+    }
+
     /// Connects to a node.
     pub fn connect(self, node: impl ToAddress) -> Result<Client> {
         let node = node.to_address()?;
@@ -138,7 +165,15 @@ impl ClientBuilder {
             None => at_local(node, connect)?,
         };
         let id = CLIENTS.fetch_add(1, Ordering::Relaxed);
-        Ok(Client { id, inner, timeout: self.timeout, askers: Vec::new(), free: Vec::new(), params: Vec::new() })
+        Ok(Client {
+            id,
+            inner,
+            timeout: self.timeout,
+            rings: self.rings,
+            askers: Vec::new(),
+            free: Vec::new(),
+            params: Vec::new(),
+        })
     }
 }
 
@@ -293,6 +328,19 @@ impl Client {
             self.askers.push(None);
             self.askers.len() as u32 - 1
         });
+        let fits = match placement {
+            Some(place) => self.inner.check_params(op, place, true, params.len()),
+            None if Places::of(op).has(Placement::Client) => Ok(()),
+            // As long as one of them takes it.
+            None => self
+                .inner
+                .check_params(op, Placement::Nic, true, params.len())
+                .or_else(|_| self.inner.check_params(op, Placement::Host, true, params.len())),
+        };
+        if let Err(e) = fits {
+            self.free.push(tag);
+            return asker.send(Err(e));
+        }
         let kind = CallKind::of(op, params);
         let submit = |client: &mut remora_real::Client| match placement {
             None => client.submit_auto(kind, params, true, tag),
@@ -332,8 +380,8 @@ impl Client {
     }
 
     /// Has calls to the node's NIC or host go by rings in memory from now on (RAMBDA, HPCA 2023): a call and its reply are
-    /// a WRITE each, and calls that are started together share one. Parameters may then be longer than a message, up to
-    /// 64 KB.
+    /// a WRITE each, and calls that are started together share one. Parameters and replies may then be longer than a message, as
+    /// long as the [rings](ClientBuilder::rings).
     ///
     /// ```
     /// # use remora::{Client, Get, Node, Placement};
@@ -348,7 +396,12 @@ impl Client {
     /// # }
     /// ```
     pub fn open_rings(&mut self, placement: Placement) -> Result<()> {
-        self.idle()?.open_rings(placement, RingConfig::default())
+        let config = self.ring_config();
+        self.idle()?.open_rings(placement, config)
+    }
+
+    pub(crate) fn ring_config(&self) -> RingConfig {
+        RingConfig { shape: self.rings, ..RingConfig::default() }
     }
 
     /// Has calls to the place go as they did before [`open_rings`](Self::open_rings), and gives the rings' memory back.

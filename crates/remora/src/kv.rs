@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use remora_kernel::kv::{KvParams, KvValue, NO_ROOM, locate, pair, value_in};
 use remora_kernel::{Placement, Status, op};
 use remora_real::Error;
-use remora_service::{MAX_REQUEST, MAX_RING_PARAMS};
+use remora_service::SHORT_RING_MESSAGE;
 use remora_store::kv::{Kv, KvError, KvShape};
 
 use crate::{Client, RemoteRegion, Result, TypedCall};
@@ -16,22 +16,16 @@ use crate::{Client, RemoteRegion, Result, TypedCall};
 const TRIES: u32 = 1000;
 /// Calls after which a client looks whether a store has more buckets by now.
 const LOOK: u32 = 1024;
-/// Of a packet or message, for headers.
-const HEADERS: usize = 128;
 /// Bytes of a call's parameters that are neither key nor value, at most.
 const FRONT: usize = KvParams::LEN + 16;
 
-/// How long parameters of calls to a place may be.
+/// How long parameters of calls to a place may be. What is longer goes straight to its block, and holds up nobody at the node.
 fn room(client: &remora_real::Client, place: Placement) -> usize {
-    match place {
-        _ if client.has_rings(place) => MAX_RING_PARAMS,
-        Placement::Nic => MAX_REQUEST.min(client.path_mtu() as usize) - HEADERS,
-        _ => MAX_REQUEST - HEADERS,
-    }
+    client.most_params(place, true).min(SHORT_RING_MESSAGE)
 }
 
 /// A key-value store in the memory of a node: keys of up to 4 KB, values of up to 1 MB. [`Client::create_store`] makes one,
-/// [`KvStore::open`] opens it for another client. Writes of keys that are longer than 3,920 bytes go by
+/// [`KvStore::open`] opens it for another client. Writes of keys that are longer than 4,016 bytes go by
 /// [rings](Client::open_rings) alone.
 ///
 /// It grows while it serves, in buckets and in memory, as long as the node has memory for the client that made it. A

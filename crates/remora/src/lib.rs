@@ -42,7 +42,9 @@ pub use remora_kernel::embed::{Element, EmbedTable, Reduction};
 pub use remora_kernel::{Placement, Status};
 pub use remora_real::{DeployToken, Deployers, Error, LinkKind, RemoteRegion, UdpPort};
 pub use remora_ring::{RingShape, ShapeError};
-pub use remora_service::{CallKind, MAX_CALLS, MAX_REPLY, Placer, PlacerCounts, Placing, Prior, Reason, Why};
+pub use remora_service::{
+    CallKind, MAX_CALLS, MAX_REPLY, MAX_RING_MESSAGE, Placer, PlacerCounts, Placing, Prior, Reason, Why,
+};
 pub use remora_store::embedding::EmbeddingShape;
 pub use remora_store::hash::Table;
 pub use remora_store::kv::{Kv as KvPlace, KvShape, NotAPlace};

@@ -1,7 +1,7 @@
 //! A client for many threads.
 
 use remora_kernel::Placement;
-use remora_real::{Error, RingConfig, SharedClient};
+use remora_real::{Error, SharedClient};
 
 use crate::at::sealed;
 use crate::pending::finish;
@@ -60,6 +60,10 @@ impl Caller for &Shared {
         }
         let mut params = Vec::new();
         call.encode(&mut params);
+        let (len, most) = (params.len(), self.client.most_params());
+        if len > most {
+            return Err(Error::TooLong { op, placement: self.placement, len, most });
+        }
         let (status, reply) = self.client.call(op, &params);
         finish(&call, Ok((self.placement, status, reply)))
     }
@@ -69,7 +73,8 @@ impl Client {
     /// Gives this client to many threads at once, whose calls go by one pair of rings to the node's NIC or host. What is under
     /// way ends first.
     pub fn share(self, placement: Placement) -> Result<Shared> {
-        let client = SharedClient::new(self.into_inner()?, placement, RingConfig::default())?;
+        let config = self.ring_config();
+        let client = SharedClient::new(self.into_inner()?, placement, config)?;
         Ok(Shared { client, placement })
     }
 }

@@ -100,13 +100,13 @@ fn keys_are_as_long_as_is_said_at_every_place() {
         }
         remora::Result::Ok(())
     };
-    for key_len in [0, 800, 1000, 2000, 3920] {
+    for key_len in [0, 800, 1000, 2000, 4016] {
         check(&mut client, key_len).unwrap();
     }
-    let refused = check(&mut client, 3921).unwrap_err().to_string();
-    assert!(refused.contains("a key of 3921 bytes without rings: the most is 3920; open rings"), "{refused}");
+    let refused = check(&mut client, 4017).unwrap_err().to_string();
+    assert!(refused.contains("a key of 4017 bytes without rings: the most is 4016; open rings"), "{refused}");
     client.open_rings(Placement::Host).unwrap();
-    [3921, 4096].into_iter().for_each(|key_len| check(&mut client, key_len).unwrap());
+    [4017, 4096].into_iter().for_each(|key_len| check(&mut client, key_len).unwrap());
 }
 
 #[test]

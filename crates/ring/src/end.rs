@@ -22,7 +22,7 @@ pub enum Notify {
 pub enum RingWrite {
     /// These bytes of the sender's memory, to the same offset of the ring.
     Frames(Range<usize>),
-    /// This word to this offset: filled up to, in its lower half; read up to, in its upper.
+    /// This word to this offset: filled up to, or to be filled, in its lower half; read up to, in its upper.
     Pointer {
         /// Where the peer's pointer word is.
         offset: usize,
@@ -38,6 +38,9 @@ pub struct RingEnd {
     notify: Notify,
     /// Frames went out, and the pointer word did not yet.
     pointer_is_due: bool,
+    /// The peer is to be asked for room up to here, if it was not; and how far it was asked for last.
+    ask: Option<u64>,
+    asked: u64,
     /// The longest message that the peer is to send.
     expected: usize,
     /// The credit in the peer's pointer word when it was looked at last, and how far our ring was filled then.
@@ -52,7 +55,17 @@ const LOOK_EVERY: u64 = 1 << 20;
 impl RingEnd {
     /// A side that tells its peer of frames as `notify` says.
     pub fn new(sender: Sender, receiver: Receiver, notify: Notify) -> Self {
-        Self { sender, receiver, notify, pointer_is_due: false, expected: usize::MAX, pointer: 0, looked_at: 0 }
+        Self {
+            sender,
+            receiver,
+            notify,
+            pointer_is_due: false,
+            ask: None,
+            asked: 0,
+            expected: usize::MAX,
+            pointer: 0,
+            looked_at: 0,
+        }
     }
 
     /// The ring that it fills.
@@ -96,21 +109,69 @@ impl RingEnd {
     /// some, in the pointer word or in messages that wait.
     #[inline]
     pub fn push(&mut self, parts: &[&[u8]]) -> Result<Result<(), PushError>, RingError> {
-        let credit = self.receiver.head() as u32;
-        let mut pushed = self.sender.push(credit, parts);
-        if pushed == Err(PushError::Full) {
-            self.look_at_pointer();
-            if let Some(credit) = self.receiver.newest_credit() {
-                self.sender.take_credit(credit)?;
-            }
-            pushed = self.sender.push(credit, parts);
-        } else if self.sender.tail() - self.looked_at >= LOOK_EVERY {
-            self.look_at_pointer();
-        }
+        let pushed = self.with_room(parts, |sender, credit| sender.push(credit, parts))?;
         if pushed.is_ok() {
             self.receiver.tell();
         }
         Ok(pushed)
+    }
+
+    /// As [`push`](Self::push), piece by piece: lays down up to `most` bytes more of a message, of which `laid` are laid down
+    /// and counted there. True when the message is in. No other may be pushed meanwhile.
+    pub fn push_part(
+        &mut self,
+        parts: &[&[u8]],
+        laid: &mut usize,
+        most: usize,
+    ) -> Result<Result<bool, PushError>, RingError> {
+        let begins = *laid == 0;
+        let pushed = self.with_room(parts, |sender, credit| sender.lay(credit, parts, laid, most))?;
+        // The word in front has the credit, and is laid down first.
+        if begins && pushed.is_ok() {
+            self.receiver.tell();
+        }
+        Ok(pushed)
+    }
+
+    #[inline]
+    fn with_room<T>(
+        &mut self,
+        parts: &[&[u8]],
+        mut push: impl FnMut(&mut Sender, u32) -> Result<T, PushError>,
+    ) -> Result<Result<T, PushError>, RingError> {
+        let credit = self.receiver.head() as u32;
+        let mut pushed = push(&mut self.sender, credit);
+        if let Err(PushError::Full) = pushed {
+            self.look_for_room()?;
+            pushed = push(&mut self.sender, credit);
+            if pushed.is_err() {
+                self.ask_for(parts);
+            }
+        } else if self.sender.tail() - self.looked_at >= LOOK_EVERY {
+            self.look_at_pointer();
+        }
+        Ok(pushed)
+    }
+
+    /// Looks whether the peer has told of room.
+    fn look_for_room(&mut self) -> Result<(), RingError> {
+        self.look_at_pointer();
+        match self.receiver.newest_credit() {
+            Some(credit) => self.sender.take_credit(credit),
+            None => Ok(()),
+        }
+    }
+
+    /// A message has no room. The peer tells of room when that is a quarter of the ring; who needs what it may not tell of
+    /// asks, in the pointer word.
+    fn ask_for(&mut self, parts: &[&[u8]]) {
+        let (shape, len) = (self.shape(), parts.iter().map(|part| part.len()).sum());
+        let entries = u64::from(shape.entries());
+        let needed = shape.entries_of_message(len);
+        let wanted = self.sender.tail() + needed;
+        if self.notify == Notify::Ring && (entries - entries / 4..=entries).contains(&needed) && wanted > self.asked {
+            self.ask = Some(wanted);
+        }
     }
 
     /// Takes the next message. True if there was one, which is all that `out` holds then.
@@ -129,6 +190,21 @@ impl RingEnd {
         }
     }
 
+    /// The length of the next message, if it is whole, without taking it, and as much of it in `front` as fits there. It is
+    /// then to be taken by [`poll_part`](Self::poll_part), and is as long as it is now whatever the peer writes.
+    pub fn peek(&mut self, front: &mut [u8]) -> Result<Option<usize>, RingError> {
+        self.receiver.peek(front)
+    }
+
+    /// Appends up to `most` bytes more of the message that was [looked at](Self::peek) to `out`, but for its first `skip`.
+    /// True when that was all of it.
+    pub fn poll_part(&mut self, skip: usize, out: &mut Vec<u8>, most: usize) -> Result<bool, RingError> {
+        match self.receiver.take_part(skip, out, most) {
+            Some(credit) => self.sender.take_credit(credit).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
     /// What is to be written to the peer's memory next. Nothing may be written to it in another order.
     #[inline]
     pub fn poll_write(&mut self) -> Option<RingWrite> {
@@ -136,17 +212,24 @@ impl RingEnd {
             self.pointer_is_due = self.notify == Notify::Pointer;
             return Some(RingWrite::Frames(range));
         }
-        if !self.pointer_is_due && !self.receiver.credit_is_due(self.expected) {
+        if !self.wants_pointer() {
             return None;
         }
         self.pointer_is_due = false;
-        let word = self.sender.tail() & 0xffff_ffff | self.receiver.tell() << 32;
+        self.asked = self.ask.take().unwrap_or(self.asked);
+        // Who asks tells of nothing by the pointer: how far the ring is filled is for who does.
+        let word = self.sender.tail().max(self.asked) & 0xffff_ffff | self.receiver.tell() << 32;
         Some(RingWrite::Pointer { offset: self.sender.shape().pointer(), word })
     }
 
     /// Whether there is something to write.
     #[inline]
     pub fn wants_write(&self) -> bool {
-        self.sender.has_unwritten() || self.pointer_is_due || self.receiver.credit_is_due(self.expected)
+        self.sender.has_unwritten() || self.wants_pointer()
+    }
+
+    #[inline]
+    fn wants_pointer(&self) -> bool {
+        self.pointer_is_due || self.ask.is_some() || self.receiver.credit_is_due(self.expected)
     }
 }

@@ -5,8 +5,11 @@ use std::ops::Range;
 use remora_memory::Buffer;
 
 use crate::RingError;
-use crate::frame::{MARK, frame_len, front};
+use crate::frame::{FRONT, MARK, frame_len, front};
 use crate::shape::RingShape;
+
+/// Bytes of a frame that is put together before it is laid down, at most.
+const TOGETHER: usize = 16 << 10;
 
 /// Fills a ring in the peer's memory.
 ///
@@ -72,7 +75,7 @@ impl Sender {
     /// Whether there is room for a message of so many bytes now.
     #[inline]
     pub fn has_room(&self, len: usize) -> bool {
-        self.shape.entries_of(frame_len(len)) <= u64::from(self.shape.entries()) - self.unread()
+        self.shape.entries_of_message(len) <= u64::from(self.shape.entries()) - self.unread()
     }
 
     /// Puts a message in, which is `parts` one behind the other, with a credit for the ring of the other way.
@@ -86,25 +89,84 @@ impl Sender {
             return Err(PushError::Full);
         }
         let bytes = frame_len(len);
+        if bytes > TOGETHER {
+            return self.lay(credit, parts, &mut 0, usize::MAX).map(|_| ());
+        }
         self.frame.clear();
         self.frame.extend_from_slice(&front(len as u32, credit).to_le_bytes());
         parts.iter().for_each(|part| self.frame.extend_from_slice(part));
         self.frame.resize(bytes, 0);
         self.frame[bytes - 1] = MARK;
-        let entries = self.shape.entries_of(bytes);
-        let whole = entries as usize * self.shape.entry() as usize;
         // Zeros up to the next entry: what stood there would go along with frames behind this one.
-        self.frame.resize(whole, 0);
-        let at = self.shape.offset(self.tail);
-        let (front, rest) = self.frame.split_at(whole.min(self.shape.bytes() - at));
+        self.frame.resize(self.whole(bytes), 0);
+        self.put(0);
+        self.pushed(bytes);
+        Ok(())
+    }
+
+    /// As [`push`](Self::push), of a message of which `laid` bytes are laid down: up to `most` more, which are counted there.
+    /// True when that was all of it. Nothing else may be pushed meanwhile.
+    pub fn lay(&mut self, credit: u32, parts: &[&[u8]], laid: &mut usize, most: usize) -> Result<bool, PushError> {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len > self.shape.longest() {
+            return Err(PushError::TooLong { len, most: self.shape.longest() });
+        }
+        if !self.has_room(len) {
+            return Err(PushError::Full);
+        }
+        if *laid == 0 {
+            self.frame.clear();
+            self.frame.extend_from_slice(&front(len as u32, credit).to_le_bytes());
+            self.put(0);
+        }
+        let (mut skip, mut left) = (*laid, most);
+        for part in parts {
+            let here = &part[skip.min(part.len())..];
+            let here = &here[..left.min(here.len())];
+            skip = skip.saturating_sub(part.len());
+            self.write(FRONT + *laid, here);
+            (*laid, left) = (*laid + here.len(), left - here.len());
+        }
+        if *laid < len {
+            return Ok(false);
+        }
+        let bytes = frame_len(len);
+        self.frame.clear();
+        self.frame.resize(self.whole(bytes) - FRONT - len, 0);
+        self.frame[bytes - 1 - FRONT - len] = MARK;
+        self.put(FRONT + len);
+        self.pushed(bytes);
+        Ok(true)
+    }
+
+    /// Bytes of the entries of a frame.
+    #[inline]
+    fn whole(&self, frame: usize) -> usize {
+        self.shape.entries_of(frame) as usize * self.shape.entry() as usize
+    }
+
+    /// Lays down what was put together, so far behind the beginning of the next frame.
+    #[inline]
+    fn put(&self, offset: usize) {
+        self.write(offset, &self.frame);
+    }
+
+    #[inline]
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let at = (self.shape.offset(self.tail) + offset) & (self.shape.bytes() - 1);
+        let (here, rest) = bytes.split_at(bytes.len().min(self.shape.bytes() - at));
         // In bounds: the shape's offsets are, and `new` has seen the memory's length.
-        let _ = self.copy.write(at, front);
+        let _ = self.copy.write(at, here);
         if !rest.is_empty() {
             let _ = self.copy.write(0, rest);
         }
-        self.tail += entries;
-        self.last = self.shape.entry() - (whole - bytes) as u32;
-        Ok(())
+    }
+
+    /// A frame of so many bytes is laid down.
+    #[inline]
+    fn pushed(&mut self, bytes: usize) {
+        self.last = self.shape.entry() - (self.whole(bytes) - bytes) as u32;
+        self.tail += self.shape.entries_of(bytes);
     }
 
     /// Whether frames wait for a WRITE.

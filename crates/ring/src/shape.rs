@@ -82,6 +82,11 @@ impl RingShape {
         (number & (self.entries as u64 - 1)) as usize * self.entry as usize
     }
 
+    /// Entries that a message of so many bytes takes.
+    pub(crate) const fn entries_of_message(self, len: usize) -> u64 {
+        self.entries_of(crate::frame::frame_len(len))
+    }
+
     /// Entries that a frame of so many bytes takes.
     #[inline]
     pub(crate) const fn entries_of(self, frame: usize) -> u64 {

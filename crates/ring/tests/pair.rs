@@ -108,11 +108,22 @@ struct World {
     woken: bool,
     replies: VecDeque<(usize, usize)>,
     buffer: Vec<u8>,
+    /// The server takes requests and lays down replies in pieces of so many bytes. Its client does not say what it expects then.
+    piece: Option<usize>,
+    /// Of the reply that is being laid down.
+    laid: usize,
 }
 
 impl World {
-    fn new(shape: RingShape, notify: Notify) -> Self {
-        let (client, server) = pair(shape, notify);
+    fn new(shape: RingShape, notify: Notify, piece: Option<usize>) -> Self {
+        let (mut client, server) = match piece {
+            None => pair(shape, notify),
+            // Replies are found in the ring.
+            Some(_) => (Side::new(shape, notify), pair(shape, Notify::Ring).1),
+        };
+        if piece.is_some() {
+            client.end.expect(0);
+        }
         Self {
             client,
             server,
@@ -123,6 +134,8 @@ impl World {
             woken: false,
             replies: VecDeque::new(),
             buffer: Vec::new(),
+            piece,
+            laid: 0,
         }
     }
 
@@ -132,8 +145,10 @@ impl World {
                 self.asked.push_back((self.next, request, reply));
                 self.replies.push_back((self.next, reply));
                 self.next += 1;
-                let longest = self.replies.iter().map(|(_, len)| *len).max().unwrap_or(0);
-                self.client.end.expect(longest.max(1));
+                if self.piece.is_none() {
+                    let longest = self.replies.iter().map(|(_, len)| *len).max().unwrap_or(0);
+                    self.client.end.expect(longest.max(1));
+                }
             }
             Err(PushError::Full) => assert!(self.client.end.sender().unread() > 0, "an empty ring is not full"),
             Err(e) => panic!("{e}"),
@@ -157,7 +172,7 @@ impl World {
         signals.take(|_| *woken = true);
         // Who cannot answer takes no more: credits are found where they wait.
         while self.woken && self.taken.len() < 3 {
-            if !self.server.end.poll(&mut self.buffer)? {
+            if !self.take()? {
                 self.woken = false;
                 break;
             }
@@ -168,8 +183,18 @@ impl World {
         }
         for _ in 0..answers {
             let Some(&(number, reply)) = self.taken.front() else { break };
-            match self.server.end.push(&[&message(number + 1, reply)])? {
-                Ok(()) => drop(self.taken.pop_front()),
+            let (reply, laid) = (message(number + 1, reply), &mut self.laid);
+            let (front, rest) = reply.split_at(reply.len().min(8));
+            let pushed = match self.piece {
+                None => self.server.end.push(&[front, rest])?.map(|()| true),
+                Some(piece) => self.server.end.push_part(&[front, rest], laid, piece)?,
+            };
+            match pushed {
+                Ok(true) => {
+                    self.taken.pop_front();
+                    self.laid = 0;
+                }
+                Ok(false) => {}
                 Err(e) => {
                     assert_eq!(e, PushError::Full);
                     break;
@@ -178,6 +203,23 @@ impl World {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// The next request, which is then in the buffer, if there is one.
+    fn take(&mut self) -> Result<bool, RingError> {
+        let Some(piece) = self.piece else { return self.server.end.poll(&mut self.buffer) };
+        let mut front = [0; 8];
+        let Some(len) = self.server.end.peek(&mut front)? else { return Ok(false) };
+        self.buffer.clear();
+        self.buffer.extend_from_slice(&front[..len.min(8)]);
+        let mut left = len.saturating_sub(8);
+        while !self.server.end.poll_part(8, &mut self.buffer, piece)? {
+            assert!(left > piece && self.server.end.receiver().has_begun());
+            assert_eq!(self.server.end.peek(&mut front), Ok(Some(len)), "however much of it is taken");
+            left -= piece;
+        }
+        assert!(left <= piece);
+        Ok(true)
     }
 
     fn read(&mut self) -> Result<bool, RingError> {
@@ -213,8 +255,9 @@ proptest! {
             let notify = if pointer { Notify::Pointer } else { Notify::Ring };
             (Just(shape), Just(notify), prop::collection::vec(step(shape.longest()), 0..250))
         }),
+        piece in prop_oneof![Just(None), (1..200usize).prop_map(Some)],
     ) {
-        let mut world = World::new(shape, notify);
+        let mut world = World::new(shape, notify, piece);
         for step in steps {
             match step {
                 Step::Ask(request, reply) => world.ask(request, reply).unwrap(),
@@ -244,6 +287,7 @@ proptest! {
     fn a_lying_peer_harms_nobody(
         shape in shapes(),
         writes in prop::collection::vec((any::<prop::sample::Index>(), any::<[u32; 2]>(), any::<bool>(), any::<u8>()), 1..60),
+        in_pieces in any::<bool>(),
     ) {
         let (_, mut server) = pair(shape, Notify::Ring);
         let mut out = Vec::new();
@@ -262,7 +306,20 @@ proptest! {
             let _ = server.end.receiver().arrived(words[0]);
             // Frames that end a lie with zeros end at some time: each one takes an entry's word away.
             for _ in 0..=shape.entries() {
-                match server.end.poll(&mut out) {
+                let polled = match in_pieces {
+                    false => server.end.poll(&mut out),
+                    true => server.end.peek(&mut [0; 8]).and_then(|len| match len {
+                        None => Ok(false),
+                        Some(_) => {
+                            out.clear();
+                            while !server.end.poll_part(8, &mut out, 40)? {
+                                server.ring.store_u64(at, u64::MAX / 3).unwrap();
+                            }
+                            Ok(true)
+                        }
+                    }),
+                };
+                match polled {
                     Ok(true) => prop_assert!(out.len() <= shape.longest()),
                     Ok(false) => break,
                     Err(_) => return Ok(()),
@@ -324,6 +381,41 @@ fn what_no_honest_peer_writes_is_told_apart() {
     let (_, server) = pair(shape, Notify::Pointer);
     assert_eq!(server.end.receiver().arrived(9), Err(RingError::Pointer { tail: 9, head: 0, entries: 8 }));
     assert_eq!(server.end.receiver().arrived(u32::MAX), Ok(0), "late");
+}
+
+/// A reply that takes all of the ring, to who has read all and tells of it by requests alone.
+#[test]
+fn who_needs_room_that_its_peer_has_not_told_of_asks_for_it() {
+    let shape = RingShape::new(16, 64).unwrap();
+    let (mut client, mut server) = pair(shape, Notify::Ring);
+    client.end.expect(0);
+    let mut out = Vec::new();
+    for (len, asks) in [(64 * 13 - 9, false), (64 * 13, true), (shape.longest(), true)] {
+        // Three that it has not told of yet.
+        for _ in 0..43 {
+            server.end.push(&[b"a reply"]).unwrap().unwrap();
+            server.post();
+            server.land(&client, usize::MAX);
+            assert!(client.end.poll(&mut out).unwrap());
+            client.post();
+            client.land(&server, usize::MAX);
+        }
+        let before = server.writes;
+        while server.end.push(&[&message(1, len)]).unwrap().is_err() {
+            server.post();
+            assert!(server.end.push(&[&message(1, len)]).unwrap().is_err() && !server.end.wants_write(), "asks once");
+            server.land(&client, usize::MAX);
+            assert!(!client.end.poll(&mut out).unwrap() && client.end.wants_write());
+            client.post();
+            assert!(client.land(&server, usize::MAX) && !client.end.wants_write(), "tells once");
+        }
+        assert_eq!(server.writes - before, usize::from(asks), "{len} bytes");
+        server.post();
+        server.land(&client, usize::MAX);
+        assert!(client.end.poll(&mut out).unwrap() && out == message(1, len));
+        client.post();
+        client.land(&server, usize::MAX);
+    }
 }
 
 /// Both ends in one memory: stores instead of WRITEs, between two threads.

@@ -9,6 +9,7 @@ use remora_nic::{Qpn, Time};
 use crate::call_stats::{CallStats, Counting};
 use crate::ingress::{Ingress, Release, TakenCall};
 use crate::payload_streams::{PayloadStreams, STREAM_BUFFER};
+use crate::ring_budget::SHORT_RING_MESSAGE;
 use crate::share::Shares;
 use crate::{KvBlock, KvBlocks};
 
@@ -31,7 +32,8 @@ pub const DEADLINE: Time = 10_000_000_000;
 const DEADLINE_PER_BYTE: Time = 1_000;
 
 /// Calls under way at one place, each with a number, which is the [`tag`](remora_kernel::CallFields::tag) of its
-/// [`Call`]. Allocates when made, and while the calls in flight are more and longer than ever before.
+/// [`Call`]. Allocates when made, while the calls in flight are more and longer than ever before, and for calls longer than
+/// [`SHORT_RING_MESSAGE`].
 pub struct CallTable<A> {
     shares: Shares,
     /// By number: whom to answer, and the id of the stream.
@@ -242,6 +244,8 @@ impl<A> CallTable<A> {
         if ingress.reply(number, asker, status, &mut call) == Release::Now {
             self.release(number);
         }
+        // Few are long: what those took is not kept.
+        call.shrink(SHORT_RING_MESSAGE);
         self.spare.push(call);
     }
 

@@ -61,6 +61,7 @@ mod kv_blocks;
 mod ledger;
 mod payload_streams;
 mod placer;
+mod ring_budget;
 mod ring_call;
 mod rings;
 mod rpc_verbs;
@@ -88,10 +89,9 @@ pub use placer::{
     BorderClimber, BorderKeeper, CallKind, Choice, NodePlacer, Placer, PlacerCounts, Placing, PlacingError, Prior,
     Reason, Ticket, Why, is_result,
 };
+pub use ring_budget::{MAX_RING_MESSAGE, RING_BYTES, SHORT_RING_MESSAGE, most_params, most_reply};
 pub use ring_call::{RingCall, RingReply};
-pub use rings::{
-    MAX_RING_PARAMS, RING_CALLS, RINGS, RingAsker, RingData, RingFault, RingPair, RingPost, Rings, TooManyRings,
-};
+pub use rings::{RING_CALLS, RINGS, RingAsker, RingData, RingFault, RingPair, RingPost, Rings, TooManyRings};
 pub use rpc_verbs::RpcVerbs;
 pub use sends::{Flood, HostAsker, ReplyWrite, Sends};
 pub use share::Shares;

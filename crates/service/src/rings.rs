@@ -9,20 +9,21 @@ use std::sync::Arc;
 use remora_kernel::{Call, Status};
 use remora_memory::Pd;
 use remora_nic::{Qpn, SendOp, Sge, Time};
-use remora_ring::{Notify, RingEnd, RingError, RingScheduler, RingWrite, Signals};
+use remora_ring::{Notify, PushError, RingEnd, RingError, RingScheduler, RingWrite, Signals};
 
+use crate::MAX_CALLS;
 use crate::ingress::{Ingress, Release, TakenCall};
+use crate::ring_budget::{MAX_RING_MESSAGE, RING_BYTES, RingBudget, SHORT_RING_MESSAGE, most_reply};
 use crate::ring_call::{RingCall, RingReply};
 use crate::share::Shares;
-use crate::{MAX_CALLS, MAX_REPLY};
 
 /// Pairs of rings that a place may have.
 pub const RINGS: u32 = 4096;
 /// Calls by rings that may be under way at a place, of which each client has its [share](Shares): one alone as many as RAMBDA's
 /// table of outstanding requests (section V).
 pub const RING_CALLS: usize = 512;
-/// Bytes of a call's parameters at most: what one call copies while others wait.
-pub const MAX_RING_PARAMS: usize = 64 << 10;
+/// Bytes of a long call's parameters, or of a reply, that are copied before others have their turn.
+const PIECE: usize = 32 << 10;
 /// Nanoseconds after which a client that makes no room for its answers loses its connection.
 const ANSWERS_WAIT: Time = 10_000_000_000;
 
@@ -34,11 +35,15 @@ pub struct Rings {
     scheduler: RingScheduler,
     /// Of calls that were taken and have no answer in a ring yet.
     shares: Shares,
+    /// Of bytes that long ones hold.
+    budget: RingBudget,
+    /// Rings whose next call is taken in part.
+    coming: usize,
     /// Rings with something to write, each once.
     dirty: VecDeque<u32>,
     /// How many rings have answers that there was no room for, and those of them whose clients wrote something since, each once.
     holding: usize,
-    retries: Vec<u32>,
+    retries: VecDeque<u32>,
     /// The ring that was last looked at for answers that wait too long.
     looked_at: u32,
     /// Numbers of calls that are done with.
@@ -56,11 +61,81 @@ struct Ring {
     pair: RingPair,
     client: u32,
     is_dirty: bool,
-    /// Answers that there was no room for yet: the call's number, and the message.
-    held: VecDeque<(u32, Vec<u8>)>,
+    /// A long call that is taken in part.
+    coming: Option<Coming>,
+    /// Answers that there was no room for yet, and long ones.
+    held: VecDeque<Held>,
     /// Since when there are some, once somebody has looked.
     held_since: Option<Time>,
     retries: bool,
+}
+
+/// A long call of which a part is taken.
+struct Coming {
+    call: RingCall,
+    params: Vec<u8>,
+    /// What it counts.
+    units: u32,
+}
+
+/// An answer that is not in its ring yet.
+struct Held {
+    /// The call's number, and what it counts.
+    number: u32,
+    units: u32,
+    front: [u8; RingReply::LEN],
+    reply: Vec<u8>,
+    /// Bytes of both that are laid down.
+    laid: usize,
+}
+
+/// What came of a look at a ring of long messages.
+enum Taken {
+    /// No whole message is there.
+    None,
+    /// There is one, for which its client has no bytes left.
+    Waits,
+    /// More of it is to be taken.
+    Part,
+    /// A call, of which the parameters are where they belong, and what it counts.
+    Whole(RingCall, u32),
+}
+
+impl Ring {
+    /// Whether its messages may be longer than what is copied at once.
+    #[inline]
+    fn is_long(&self) -> bool {
+        self.pair.end.shape().bytes() > SHORT_RING_MESSAGE
+    }
+
+    /// Takes the next call, or a piece of it. One whose share of bytes is used up stays in the ring.
+    fn take(&mut self, budget: &mut RingBudget, params: &mut Vec<u8>) -> Result<Taken, RingError> {
+        let end = &mut self.pair.end;
+        if self.coming.is_none() {
+            let mut front = [0; RingCall::LEN];
+            let Some(len) = end.peek(&mut front)? else { return Ok(Taken::None) };
+            let Some(len) = len.checked_sub(RingCall::LEN) else {
+                return Err(RingError::Short { len: len as u32, least: RingCall::LEN as u32 });
+            };
+            let call = RingCall::decode(&front);
+            let units = RingBudget::units(len, (call.room as usize).min(most_reply(end.shape())));
+            if !budget.begin(self.client, units) {
+                return Ok(Taken::Waits);
+            }
+            if len <= SHORT_RING_MESSAGE {
+                let taken = end.poll_part(RingCall::LEN, params, len);
+                return taken.inspect_err(|_| budget.end(self.client, units)).map(|_| Taken::Whole(call, units));
+            }
+            self.coming = Some(Coming { call, params: Vec::new(), units });
+        }
+        let Some(coming) = &mut self.coming else { return Ok(Taken::None) };
+        if !end.poll_part(RingCall::LEN, &mut coming.params, PIECE)? {
+            return Ok(Taken::Part);
+        }
+        let Some(Coming { call, params: taken, units }) = self.coming.take() else { return Ok(Taken::None) };
+        *params = taken;
+        Ok(Taken::Whole(call, units))
+    }
 }
 
 /// What a node knows of a pair of rings.
@@ -87,6 +162,7 @@ pub struct RingAsker {
     client: u32,
     tag: u32,
     room: u32,
+    units: u32,
 }
 
 /// A WRITE to a client's memory. It needs no completion: the client's credits say that it has come.
@@ -151,9 +227,11 @@ impl Default for Rings {
             signals: Arc::new(Signals::new(RINGS)),
             scheduler: RingScheduler::default(),
             shares: Shares::new(RING_CALLS),
+            budget: RingBudget::new(RING_BYTES),
+            coming: 0,
             dirty: VecDeque::new(),
             holding: 0,
-            retries: Vec::new(),
+            retries: VecDeque::new(),
             looked_at: 0,
             released: Vec::new(),
             faults: Vec::new(),
@@ -181,7 +259,7 @@ impl Rings {
         if has >= RINGS as usize - self.len() {
             return Err(TooManyRings);
         }
-        pair.end.accept_up_to(RingCall::LEN + MAX_RING_PARAMS);
+        pair.end.accept_up_to(RingCall::LEN + MAX_RING_MESSAGE);
         let ring = match self.free.pop() {
             Some(ring) => ring,
             None if self.rings.len() as u32 >= RINGS => return Err(TooManyRings),
@@ -194,7 +272,7 @@ impl Rings {
         self.signals.clear(ring);
         let (id, held) = (self.opened, VecDeque::new());
         self.rings[ring as usize] =
-            Some(Ring { id, pair, client, is_dirty: false, held, held_since: None, retries: false });
+            Some(Ring { id, pair, client, is_dirty: false, coming: None, held, held_since: None, retries: false });
         // What came before its taps were there.
         self.signals.set(ring);
         Ok(ring)
@@ -205,13 +283,24 @@ impl Rings {
         let Some(closed) = self.rings.get_mut(ring as usize).and_then(Option::take) else { return };
         self.scheduler.sleep(ring);
         self.holding -= usize::from(!closed.held.is_empty());
-        for (number, _) in closed.held {
-            self.shares.end(closed.client);
+        for Held { number, units, .. } in closed.held {
+            self.ended(closed.client, units);
             self.released.push(number);
+        }
+        if let Some(Coming { units, .. }) = closed.coming {
+            self.budget.end(closed.client, units);
+            self.coming -= 1;
         }
         self.dirty.retain(|&other| other != ring);
         self.retries.retain(|&other| other != ring);
         self.free.push(ring);
+    }
+
+    /// A call has its answer in the ring, or needs none any more.
+    #[inline]
+    fn ended(&mut self, client: u32, units: u32) {
+        self.shares.end(client);
+        self.budget.end(client, units);
     }
 
     /// Pairs that are open.
@@ -230,6 +319,12 @@ impl Rings {
         let waits =
             !self.scheduler.is_empty() || !self.dirty.is_empty() || self.holding > 0 || !self.released.is_empty();
         !waits && (self.rings.is_empty() || !self.signals.any())
+    }
+
+    /// Whether a long message is being copied, which goes on with the next turn, whoever else has something to do.
+    #[inline]
+    pub fn is_copying(&self) -> bool {
+        self.coming > 0 || !self.retries.is_empty()
     }
 
     /// The number of a call that is done with, whose answer had to wait: [release](crate::CallTable::release) it.
@@ -317,36 +412,53 @@ impl Rings {
             }
             scheduler.wake(ring.client, number);
             if !ring.held.is_empty() && !std::mem::replace(&mut ring.retries, true) {
-                retries.push(number);
+                retries.push_back(number);
             }
         });
     }
 
-    /// Answers that had no room may have some now: where the client has written since.
+    /// Answers that had no room may have some now, where the client has written since; and long ones go on.
     fn push_held(&mut self) {
-        let Self { rings, holding, retries, dirty, faults, released, shares, scheduler, .. } = self;
-        for number in retries.drain(..) {
-            let Some(Some(ring)) = rings.get_mut(number as usize) else { continue };
+        let mut left = PIECE;
+        for _ in 0..self.retries.len() {
+            let Some(number) = self.retries.pop_front() else { return };
+            let Some(Some(ring)) = self.rings.get_mut(number as usize) else { continue };
             ring.retries = false;
-            while let Some((call, message)) = ring.held.front() {
-                match ring.pair.end.push(&[message]) {
-                    Ok(Ok(())) => released.push(*call),
-                    Ok(Err(_)) => break,
-                    Err(error) => {
-                        faults.push(RingFault { qpn: ring.pair.qpn, error });
-                        break;
-                    }
+            while let Some(held) = ring.held.front_mut() {
+                let before = held.laid;
+                let pushed = ring.pair.end.push_part(&[&held.front, &held.reply], &mut held.laid, left);
+                match pushed {
+                    Ok(Ok(true)) => self.released.push(held.number),
+                    Ok(Ok(false)) => ring.retries = true,
+                    // It may have asked for room.
+                    Ok(Err(_)) => {}
+                    Err(error) => self.faults.push(RingFault { qpn: ring.pair.qpn, error }),
                 }
-                shares.end(ring.client);
-                ring.held.pop_front();
+                if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
+                    self.dirty.push_back(number);
+                }
+                // Short ones are as many as have room.
+                if held.reply.len() > SHORT_RING_MESSAGE {
+                    left -= held.laid - before;
+                }
+                let Ok(Ok(is_in)) = pushed else { break };
                 ring.held_since = None;
-                if !std::mem::replace(&mut ring.is_dirty, true) {
-                    dirty.push_back(number);
+                if !is_in {
+                    break;
                 }
+                self.shares.end(ring.client);
+                self.budget.end(ring.client, held.units);
+                ring.held.pop_front();
             }
             if ring.held.is_empty() {
-                *holding -= 1;
-                scheduler.wake(ring.client, number);
+                self.holding -= 1;
+                self.scheduler.wake(ring.client, number);
+            }
+            if ring.retries {
+                self.retries.push_back(number);
+            }
+            if left == 0 {
+                return;
             }
         }
     }
@@ -362,27 +474,38 @@ impl Ingress for Rings {
 
     fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<RingAsker>> {
         self.hear();
-        let Self { rings, scheduler, shares: own, faults, dirty, .. } = self;
+        let Self { rings, scheduler, shares: own, budget, coming, faults, dirty, .. } = self;
         loop {
-            let number = scheduler.next(|client| own.may_start(client) && shares.may_start(client))?;
+            let may = |client| own.may_start(client) && shares.may_start(client) && budget.may_ask(client);
+            let number = scheduler.next(may)?;
             let ring = rings.get_mut(number as usize).and_then(Option::as_mut);
             // One whose answers have no room has no more calls taken: it is to read first, and wakes then.
             let Some(ring) = ring.filter(|ring| ring.held.is_empty()) else {
                 scheduler.sleep(number);
                 continue;
             };
-            let mut front = [0; RingCall::LEN];
             call.recycle(0, 0);
-            let mut rest = &mut front[..];
-            match ring.pair.end.poll_split(&mut rest, &mut call.params) {
-                Ok(true) if rest.len() == RingCall::LEN => {}
-                Ok(true) => {
-                    let error = RingError::Short { len: rest.len() as u32, least: RingCall::LEN as u32 };
-                    faults.push(RingFault { qpn: ring.pair.qpn, error });
-                    scheduler.sleep(number);
-                    continue;
+            let was_coming = ring.coming.is_some();
+            let taken = match ring.is_long() {
+                true => ring.take(budget, &mut call.params),
+                false => {
+                    let mut front = [0; RingCall::LEN];
+                    let mut rest = &mut front[..];
+                    match ring.pair.end.poll_split(&mut rest, &mut call.params) {
+                        Ok(true) if rest.len() == RingCall::LEN => Ok(Taken::Whole(RingCall::decode(&front), 0)),
+                        Ok(true) => Err(RingError::Short { len: rest.len() as u32, least: RingCall::LEN as u32 }),
+                        Ok(false) => Ok(Taken::None),
+                        Err(error) => Err(error),
+                    }
                 }
-                Ok(false) => {
+            };
+            *coming = *coming + usize::from(ring.coming.is_some()) - usize::from(was_coming);
+            let (RingCall { op, tag, room }, units) = match taken {
+                Ok(Taken::Whole(call, units)) => (call, units),
+                // Others have their turns between its pieces.
+                Ok(Taken::Part) => return None,
+                Ok(Taken::Waits) => continue,
+                Ok(Taken::None) => {
                     if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
                         dirty.push_back(number);
                     }
@@ -394,7 +517,7 @@ impl Ingress for Rings {
                     scheduler.sleep(number);
                     continue;
                 }
-            }
+            };
             // One that comes later signals again: the next turn need not look.
             if !ring.pair.end.receiver().has_begun() {
                 if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
@@ -402,50 +525,56 @@ impl Ingress for Rings {
                 }
                 scheduler.sleep(number);
             }
-            let RingCall { op, tag, room } = RingCall::decode(&front);
-            let longest = ring.pair.end.shape().longest() - RingReply::LEN;
-            let room = room.min(longest.min(MAX_REPLY) as u32);
+            let room = room.min(most_reply(ring.pair.end.shape()) as u32);
             (call.op, call.reply_limit) = (op, room);
             (call.qpn, call.pd) = (ring.pair.qpn.0, Some(ring.pair.pd));
             own.begin(ring.client);
-            let asker = RingAsker { ring: number, id: ring.id, client: ring.client, tag, room };
+            let asker = RingAsker { ring: number, id: ring.id, client: ring.client, tag, room, units };
             return Some(TakenCall { client: ring.client, stream: None, asker });
         }
     }
 
     fn reply(&mut self, number: u32, asker: RingAsker, status: Status, call: &mut Call) -> Release {
-        let RingAsker { ring: at, id, client, tag, room } = asker;
+        let RingAsker { ring: at, id, client, tag, room, units } = asker;
         let found = self.rings.get_mut(at as usize).and_then(Option::as_mut).filter(|ring| ring.id == id);
         let Some(ring) = found else {
-            self.shares.end(client);
+            self.ended(client, units);
             return Release::Now;
         };
-        let (status, reply) = match call.reply.len() <= room as usize {
-            true => (status, &call.reply[..]),
-            false => (Status::ReplyTooLong, &[][..]),
-        };
+        let mut status = status;
+        if call.reply.len() > room as usize {
+            status = Status::ReplyTooLong;
+            call.reply.clear();
+        }
         if status == Status::AccessDenied {
             self.denied.push(ring.pair.qpn);
         }
         let front = RingReply { tag, status }.encode();
+        let is_long = call.reply.len() > SHORT_RING_MESSAGE;
         if ring.held.is_empty() {
-            match ring.pair.end.push(&[&front, reply]) {
+            let pushed = if is_long { Ok(Err(PushError::Full)) } else { ring.pair.end.push(&[&front, &call.reply]) };
+            if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
+                self.dirty.push_back(at);
+            }
+            match pushed {
                 Ok(Ok(())) => {
-                    self.shares.end(client);
-                    if !std::mem::replace(&mut ring.is_dirty, true) {
-                        self.dirty.push_back(at);
-                    }
+                    self.ended(client, units);
                     return Release::Now;
                 }
                 Ok(Err(_)) => self.holding += 1,
                 Err(error) => {
-                    self.shares.end(client);
                     self.faults.push(RingFault { qpn: ring.pair.qpn, error });
+                    self.ended(client, units);
                     return Release::Now;
                 }
             }
+            // A long one is laid down from the next turn on.
+            if is_long && !std::mem::replace(&mut ring.retries, true) {
+                self.retries.push_back(at);
+            }
         }
-        ring.held.push_back((number, [&front, reply].concat()));
+        let reply = std::mem::take(&mut call.reply);
+        ring.held.push_back(Held { number, units, front, reply, laid: 0 });
         Release::Later
     }
 }
@@ -460,17 +589,23 @@ mod tests {
     use remora_memory::{Buffer, Registry};
     use remora_ring::{Receiver, RingShape, Sender};
 
-    /// A client's end, and both rings' memory.
+    /// A client's end, and the memory of both sides.
     struct Caller {
+        qpn: Qpn,
         end: RingEnd,
         requests: Buffer,
         copy: Buffer,
+        /// Where the node lays responses down, and where they land.
+        responses: [Buffer; 2],
     }
 
     fn open(rings: &mut Rings, client: u32) -> (Caller, u32) {
-        let shape = RingShape::new(512, 64).unwrap();
-        let memory = |len: usize| Buffer::from_boxed(vec![0; len].into());
-        let (requests, copy) = (memory(shape.memory()), memory(shape.bytes()));
+        open_of(rings, client, RingShape::new(512, 64).unwrap())
+    }
+
+    fn open_of(rings: &mut Rings, client: u32, shape: RingShape) -> (Caller, u32) {
+        let memory = |len: usize| Buffer::anonymous(len).unwrap();
+        let [requests, copy, laid, landed] = [0; 4].map(|_| memory(shape.memory()));
         let end = |copy: &Buffer, ring: &Buffer| {
             RingEnd::new(Sender::new(shape, copy.clone()), Receiver::new(shape, ring.clone()), Notify::Ring)
         };
@@ -478,13 +613,15 @@ mod tests {
         let pair = RingPair {
             qpn: Qpn(client),
             pd,
-            end: end(&memory(shape.bytes()), &requests),
+            end: end(&laid, &requests),
             notify: Notify::Ring,
             copy: (0, 0),
             responses: (0, 0),
         };
         let ring = rings.open(client, pair).unwrap();
-        (Caller { end: end(&copy, &memory(shape.memory())), requests, copy }, ring)
+        let mut end = end(&copy, &landed);
+        end.expect(0);
+        (Caller { qpn: Qpn(client), end, requests, copy, responses: [laid, landed] }, ring)
     }
 
     impl Caller {
@@ -494,14 +631,51 @@ mod tests {
                 let call = RingCall { op: 7, tag, room };
                 self.end.push(&[&call.encode()]).unwrap().unwrap();
             }
+            self.post(rings, ring);
+        }
+
+        /// What it writes lands.
+        fn post(&mut self, rings: &Rings, ring: u32) {
             while let Some(write) = self.end.poll_write() {
-                if let RingWrite::Frames(range) = write {
-                    let mut bytes = vec![0; range.len()];
-                    self.copy.read(range.start, &mut bytes).unwrap();
-                    self.requests.write(range.start, &bytes).unwrap();
+                match write {
+                    RingWrite::Frames(range) => {
+                        let mut bytes = vec![0; range.len()];
+                        self.copy.read(range.start, &mut bytes).unwrap();
+                        self.requests.write(range.start, &bytes).unwrap();
+                    }
+                    RingWrite::Pointer { offset, word } => self.requests.store_u64(offset, word).unwrap(),
+                }
+                rings.signals().set(ring);
+            }
+        }
+
+        /// What the node writes lands; tag, status and reply of each answer.
+        fn answers(&mut self, rings: &mut Rings) -> Vec<(u32, Status, Vec<u8>)> {
+            let [laid, landed] = &self.responses;
+            let (mut answers, mut front) = (Vec::new(), [0; RingReply::LEN]);
+            loop {
+                while let Some(RingPost { op: SendOp::Write { va, .. }, data, .. }) =
+                    rings.next_write(|qpn| qpn == self.qpn)
+                {
+                    match data {
+                        RingData::Frames(sge) => {
+                            let mut bytes = vec![0; sge.len as usize];
+                            laid.read(va as usize, &mut bytes).unwrap();
+                            landed.write(va as usize, &bytes).unwrap();
+                        }
+                        RingData::Pointer(word) => landed.store_u64(va as usize, u64::from_le_bytes(word)).unwrap(),
+                    }
+                }
+                if rings.retries.is_empty() {
+                    break;
                 }
             }
-            rings.signals().set(ring);
+            let mut reply = Vec::new();
+            while self.end.poll_split(&mut &mut front[..], &mut reply).unwrap() {
+                let RingReply { tag, status } = RingReply::decode(&front);
+                answers.push((tag, status, reply.clone()));
+            }
+            answers
         }
     }
 
@@ -566,6 +740,126 @@ mod tests {
         rings.close(first);
         assert_eq!(std::iter::from_fn(|| rings.poll_released()).count(), 252);
         assert_eq!((rings.shares.under_way(1), rings.holding), (0, 0));
+    }
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
+    }
+
+    #[test]
+    fn long_calls_are_as_long_as_the_ring_and_others_have_their_turns_between_their_pieces() {
+        let (mut rings, mut table) = (Rings::default(), CallTable::new(512));
+        let shape = RingShape::new(1024, 4096).unwrap();
+        let (mut long, first) = open_of(&mut rings, 1, shape);
+        let (mut short, second) = open(&mut rings, 2);
+        // One after the other, so that each begins elsewhere in the ring and goes round its end.
+        for len in [100_000, 3_000_000, crate::most_params(shape), 200_000, 0] {
+            let params = bytes(len);
+            let call = RingCall { op: 9, tag: len as u32, room: u32::MAX };
+            while long.end.push(&[&call.encode(), &params]).unwrap().is_err() {
+                assert!(long.answers(&mut rings).is_empty());
+                long.post(&rings, first);
+            }
+            long.post(&rings, first);
+            let (mut turns, mut others) = (0_usize, 0);
+            let mut call = loop {
+                short.call(&rings, second, 1, 8);
+                turns += 1;
+                let mut taken = Vec::from_iter(std::iter::from_fn(|| table.take(0, &mut rings)));
+                let call = taken.iter().position(|call| call.op == 9).map(|at| taken.remove(at));
+                others += taken.len();
+                taken.into_iter().for_each(|call| table.finish(&mut rings, call, Status::Ok));
+                short.answers(&mut rings);
+                if let Some(call) = call {
+                    break call;
+                }
+                assert!(rings.is_copying() && !rings.is_still());
+            };
+            let pieces = if len > SHORT_RING_MESSAGE { len.div_ceil(PIECE) } else { 1 };
+            assert!(turns.abs_diff(pieces) <= 1 && others + 1 >= turns, "{len}: {turns} turns, {others} others");
+            assert!(call.params == params && call.reply_limit as usize == most_reply(shape));
+
+            // As long a reply comes back.
+            let reply = bytes(len.min(most_reply(shape)));
+            call.reply.extend_from_slice(&reply);
+            table.finish(&mut rings, call, Status::Ok);
+            let mut answers = long.answers(&mut rings);
+            while answers.is_empty() {
+                // It was asked for room.
+                assert!(long.end.wants_write());
+                long.post(&rings, first);
+                answers = long.answers(&mut rings);
+            }
+            assert!(answers == [(len as u32, Status::Ok, reply)], "{len}");
+            while let Some(number) = rings.poll_released() {
+                table.release(number);
+            }
+            assert_eq!((table.under_way(), rings.budget.held(1), rings.is_copying()), (0, 0, false));
+        }
+        assert!(rings.poll_fault().is_none());
+
+        // One that ends in the middle holds nothing.
+        long.end.push(&[&[0; RingCall::LEN], &bytes(1 << 20)]).unwrap().unwrap();
+        long.post(&rings, first);
+        assert!(table.take(0, &mut rings).is_none() && rings.is_copying() && rings.budget.held(1) > 0);
+        rings.close(first);
+        assert_eq!((rings.budget.held(1), rings.is_copying()), (0, false));
+    }
+
+    #[test]
+    fn a_call_longer_than_any_is_a_lie() {
+        let (mut rings, mut table) = (Rings::default(), CallTable::new(8));
+        let (mut caller, ring) = open_of(&mut rings, 1, RingShape::new(1 << 13, 4096).unwrap());
+        caller.end.push(&[&[0; RingCall::LEN], &vec![0; MAX_RING_MESSAGE + 1]]).unwrap().unwrap();
+        caller.post(&rings, ring);
+        assert!(table.take(0, &mut rings).is_none());
+        let most = (RingCall::LEN + MAX_RING_MESSAGE) as u32;
+        let error = RingError::Length { entry: 0, len: most + 1, most };
+        assert_eq!(rings.poll_fault(), Some(RingFault { qpn: Qpn(1), error }));
+    }
+
+    /// All make calls that are as long as any may be; what is under way is counted.
+    #[test]
+    fn long_calls_of_many_clients_hold_no_more_than_is_stated_and_others_go_on() {
+        let (mut rings, mut table) = (Rings::default(), CallTable::new(1024));
+        let shape = RingShape::new(1 << 12, 4096).unwrap();
+        let long = |len: usize| len.saturating_sub(SHORT_RING_MESSAGE);
+        let mut callers: Vec<_> = (1..9).map(|client| open_of(&mut rings, client, shape)).collect();
+        let params = bytes(200_000);
+        for (caller, ring) in &mut callers {
+            for tag in 0..40 {
+                let call = RingCall { op: 9, tag, room: u32::MAX };
+                caller.end.push(&[&call.encode(), &params]).unwrap().unwrap();
+            }
+            caller.post(&rings, *ring);
+        }
+        let turn = |rings: &mut Rings, table: &mut CallTable<RingAsker>| -> Vec<Call> {
+            // As many turns as pieces.
+            (0..2000).flat_map(|_| std::iter::from_fn(|| table.take(0, rings)).collect::<Vec<_>>()).collect()
+        };
+        let (mut other, ring) = open(&mut rings, 100);
+        let (mut under_way, mut ended, mut most, mut alone) = (VecDeque::new(), 0, 0, 0);
+        while ended < 320 {
+            under_way.extend(turn(&mut rings, &mut table));
+            let held = under_way.iter().map(|call: &Call| long(call.params.len()) + long(call.reply_limit as usize));
+            most = most.max(held.sum());
+            alone = alone.max(under_way.iter().filter(|call| call.client == 1).count());
+            // Who makes short calls has as many as ever.
+            other.call(&rings, ring, 100, 8);
+            let short: Vec<Call> = std::iter::from_fn(|| table.take(0, &mut rings)).collect();
+            assert_eq!(short.len(), 100, "beside {} long ones", under_way.len());
+            short.into_iter().for_each(|call| table.finish(&mut rings, call, Status::Ok));
+            other.answers(&mut rings);
+            other.post(&rings, ring);
+            let call = under_way.pop_front().unwrap();
+            assert!(call.params == params);
+            table.finish(&mut rings, call, Status::Ok);
+            ended += 1;
+        }
+        let one = long(params.len()) + long(most_reply(shape));
+        assert!((RING_BYTES - 4 * one..=RING_BYTES + one).contains(&most), "{most} bytes");
+        assert!((1..=RING_BYTES / 2 / one + 1).contains(&alone), "{alone} calls of one client");
+        assert_eq!((table.under_way(), (1..9).map(|client| rings.budget.held(client)).sum::<usize>()), (0, 0));
     }
 
     #[test]

@@ -12,7 +12,8 @@ use remora_nic::Qpn;
 /// A client is a queue pair, unless the world says that several are one: a node does so for those of one address.
 #[derive(Clone, Debug)]
 pub struct Shares {
-    left: u32,
+    /// Below 0 where the last call took [more](Self::begin_many) than there was.
+    left: i64,
     /// By client: calls under way.
     under_way: Vec<u32>,
     clients: ClientNumbers,
@@ -21,7 +22,7 @@ pub struct Shares {
 impl Shares {
     /// Room for `capacity` calls.
     pub fn new(capacity: usize) -> Self {
-        Self { left: capacity as u32, under_way: Vec::new(), clients: ClientNumbers::default() }
+        Self { left: capacity as i64, under_way: Vec::new(), clients: ClientNumbers::default() }
     }
 
     /// What one client may have at most, of room for `capacity` calls.
@@ -32,7 +33,7 @@ impl Shares {
     /// Whether this client may start another call.
     #[inline]
     pub fn may_start(&self, client: u32) -> bool {
-        self.under_way(client) < self.left
+        i64::from(self.under_way(client)) < self.left
     }
 
     /// Calls of this client under way.
@@ -55,19 +56,31 @@ impl Shares {
     /// A call starts that [may](Self::may_start).
     #[inline]
     pub(crate) fn begin(&mut self, client: u32) {
+        self.begin_many(client, 1);
+    }
+
+    /// One starts that counts as many.
+    #[inline]
+    pub(crate) fn begin_many(&mut self, client: u32, calls: u32) {
         let client = client as usize;
         if client >= self.under_way.len() {
             self.under_way.resize(client + 1, 0);
         }
-        self.under_way[client] += 1;
-        self.left -= 1;
+        self.under_way[client] += calls;
+        self.left -= i64::from(calls);
     }
 
     /// A call has ended.
     #[inline]
     pub(crate) fn end(&mut self, client: u32) {
-        self.under_way[client as usize] -= 1;
-        self.left += 1;
+        self.end_many(client, 1);
+    }
+
+    /// One has ended that counts as many.
+    #[inline]
+    pub(crate) fn end_many(&mut self, client: u32, calls: u32) {
+        self.under_way[client as usize] -= calls;
+        self.left += i64::from(calls);
     }
 }
 

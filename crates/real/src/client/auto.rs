@@ -2,7 +2,7 @@
 
 use remora_kernel::{Placement, Places, Status};
 use remora_service::control::{Offer, op};
-use remora_service::{CallKind, Full, MAX_CALLS, MAX_REQUEST, Placer, Ticket, is_result};
+use remora_service::{CallKind, Full, MAX_CALLS, Placer, Ticket, is_result};
 
 use remora_wire::rpc::FLAG_ANYWHERE;
 
@@ -14,8 +14,6 @@ use crate::device::Clock;
 const TIMED: u64 = 1 << 63;
 /// It only spreads which calls are timed.
 const SEED: u64 = 1;
-/// What headers take of a packet or message at most.
-const HEADERS: usize = 64;
 
 /// Who chooses, and the tickets of timed calls under way.
 pub(super) struct Auto {
@@ -100,11 +98,13 @@ impl Client {
     pub fn submit_auto(&mut self, kind: CallKind, params: &[u8], by_ring: bool, tag: u32) -> Result<Placement, Full> {
         let (op, under_way) = (kind.op, self.in_flight());
         let by_ring = |client: &Self, placement| by_ring && client.has_rings(placement);
-        // What does not fit into a packet goes where it does, if it may run there.
-        let too_long = match params.len() + HEADERS {
-            len if len > MAX_REQUEST && Places::of(op).has(Placement::Client) => Some(Placement::Client),
-            len if len > self.path_mtu() as usize => Some(Placement::Host),
-            _ => None,
+        // What does not fit into a packet, or a ring, goes where it does, if it may run there.
+        let fits = |placement| params.len() <= self.most_params(placement, by_ring(self, placement));
+        let too_long = match (fits(Placement::Nic), fits(Placement::Host)) {
+            (true, true) => None,
+            (true, false) => Some(Placement::Nic),
+            (false, false) if Places::of(op).has(Placement::Client) => Some(Placement::Client),
+            (false, _) => Some(Placement::Host),
         };
         let (placement, mark) = match too_long {
             Some(placement) => (placement, tag.into()),

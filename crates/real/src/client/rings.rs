@@ -6,7 +6,9 @@ use remora_memory::Access;
 use remora_nic::{Nic, Qpn};
 use remora_ring::PushError;
 use remora_service::control::{RingParams, RingPlace, op};
-use remora_service::{CallSlots, Full, MAX_REPLY, MAX_RING_PARAMS, RingCall};
+use remora_service::{CallSlots, Full, HostCall, MAX_REQUEST, RingCall, most_params, most_reply};
+
+use remora_wire::rpc::RpcHeader;
 
 use super::Client;
 use crate::error::Error;
@@ -69,9 +71,26 @@ impl Client {
         self.rings.iter().any(|rings| rings.placement == placement)
     }
 
+    /// Bytes of parameters that a call to a place has at most, by a ring if that is meant and there is one, else in a message.
+    pub fn most_params(&self, placement: Placement, by_ring: bool) -> usize {
+        let rings = self.rings.iter().find(|rings| by_ring && rings.placement == placement);
+        match (rings, placement) {
+            (Some(rings), _) => most_params(rings.port.shape()),
+            (None, Placement::Nic) => self.path_mtu() as usize - RpcHeader::LEN,
+            (None, Placement::Host) => MAX_REQUEST - HostCall::FRONT,
+            (None, Placement::Client | Placement::Accelerator) => usize::MAX,
+        }
+    }
+
+    /// An error that says so if parameters are longer.
+    pub fn check_params(&self, op: u64, placement: Placement, by_ring: bool, len: usize) -> Result<(), Error> {
+        let most = self.most_params(placement, by_ring);
+        if len <= most { Ok(()) } else { Err(Error::TooLong { op, placement, len, most }) }
+    }
+
     /// As [`submit`](Self::submit), by the rings that were [opened](Self::open_rings) to the place; without any it ends in
-    /// [`Status::UnknownOp`]. The call leaves with the next [`poll`](Self::poll), together with others. Parameters may be
-    /// as long as the ring and [`MAX_RING_PARAMS`]; those that are longer end in [`Status::BadParams`].
+    /// [`Status::UnknownOp`]. The call leaves with the next [`poll`](Self::poll), together with others. Parameters and reply may
+    /// be as [long as the ring](most_params); parameters that are longer end in [`Status::BadParams`].
     pub fn submit_by_ring(&mut self, placement: Placement, op: u64, params: &[u8], tag: u32) -> Result<(), Full> {
         self.push_to_ring(placement, op, params, tag.into())
     }
@@ -81,10 +100,11 @@ impl Client {
         let Some(rings) = self.rings.iter_mut().find(|rings| rings.placement == placement) else {
             return self.refuse(slot, Status::UnknownOp);
         };
-        if params.len() > MAX_RING_PARAMS {
+        let shape = rings.port.shape();
+        if params.len() > most_params(shape) {
             return self.refuse(slot, Status::BadParams);
         }
-        let call = RingCall { op, tag: slot, room: MAX_REPLY as u32 };
+        let call = RingCall { op, tag: slot, room: most_reply(shape) as u32 };
         match rings.port.push(&call, params) {
             Ok(Ok(())) => {
                 self.remote_calls += 1;

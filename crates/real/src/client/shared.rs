@@ -27,6 +27,8 @@ const LOOKS: u32 = 100;
 /// the calls of many.
 pub struct SharedClient {
     placement: Placement,
+    /// Bytes of parameters that a call may have.
+    most: usize,
     /// What threads want and nobody has seen yet.
     inbox: Mutex<Vec<Combined<Arc<Answer>>>>,
     core: Mutex<Core>,
@@ -69,9 +71,10 @@ impl SharedClient {
     /// Opens a pair of rings to a place for all who share the client. Nothing may be under way.
     pub fn new(mut client: Client, placement: Placement, config: RingConfig) -> Result<Self, Error> {
         client.open_rings(placement, config)?;
+        let most = client.most_params(placement, true);
         let core = Mutex::new(Core { client, combiner: Combiner::new(MAX_CALLS as u32), lost: false });
         let [calls, posts] = [0; 2].map(AtomicU64::new);
-        Ok(Self { placement, inbox: Mutex::default(), core, calls, posts })
+        Ok(Self { placement, most, inbox: Mutex::default(), core, calls, posts })
     }
 
     /// Runs a call from start to end, beside those of other threads. If the connection is lost it ends with
@@ -95,6 +98,11 @@ impl SharedClient {
             }
         }
         lock(&answer.what).take().unwrap_or((Status::LOST, Vec::new()))
+    }
+
+    /// Bytes of parameters that a call has at most; one with more ends in [`Status::BadParams`].
+    pub fn most_params(&self) -> usize {
+        self.most
     }
 
     /// Calls that were made, and how often some of them were posted together.

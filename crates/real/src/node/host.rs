@@ -263,6 +263,8 @@ impl Host {
         if self.engine == 0 || self.stopping_since.is_some() {
             work += self.office.turn();
         }
+        // A long message that is copied piece by piece.
+        work += usize::from(self.ingress.rings.host.is_copying());
         work + self.kernels.in_flight() + self.placed.len()
     }
 
