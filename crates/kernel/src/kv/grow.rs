@@ -167,7 +167,8 @@ impl<M: Memory> Store<'_, M> {
                 };
                 if kept != TOMB {
                     frozen.push((at, entry));
-                    let hash = self.hash_of(entry, seed).await?;
+                    // The key of what is frozen stays.
+                    let hash = hash(&self.key_of(entry).await?, seed);
                     moved[(next.index(hash) % BRANCHES) as usize].push(entry);
                 }
             }
@@ -179,19 +180,20 @@ impl<M: Memory> Store<'_, M> {
         Ok(moved)
     }
 
-    /// The hash of the key that an entry leads to, which is frozen.
-    async fn hash_of(&self, entry: u64, seed: u64) -> Result<u64, Status> {
+    /// The key in the block that an entry leads to.
+    pub(super) async fn key_of(&self, entry: u64) -> Result<Vec<u8>, Status> {
         let (block, mut bytes) = (place(entry).0, vec![0; FRONT]);
         self.read(block, &mut bytes, true).await?;
-        let key = 8..8 + word_at(&bytes, 0).map_or(0, |front| front as u32 as usize);
-        if key.len() > LONGEST_KEY {
+        let len = word_at(&bytes, 0).map_or(0, |front| front as u32 as usize);
+        if len > LONGEST_KEY {
             return Err(Status::Inconsistent);
         }
-        if key.end > bytes.len() {
-            bytes.resize(key.end, 0);
+        if 8 + len > bytes.len() {
+            bytes.resize(8 + len, 0);
             self.read(block, &mut bytes, true).await?;
         }
-        Ok(hash(&bytes[key], seed))
+        bytes.truncate(8 + len);
+        Ok(bytes.split_off(8))
     }
 
     /// Writes eight buckets that nobody looks at yet, with these entries in their chains.

@@ -45,7 +45,7 @@ mod tests;
 pub use item::{LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
 pub use params::{KvParams, KvRef, KvValue, Table};
 pub use slab::{CLASSES, class_bytes, class_of};
-pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, table_of, value_in};
+pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, key_in, locate, table_of, value_in};
 pub(crate) use table::{delete, get, put, release, reserve, update};
 
 use crate::call::Status;

@@ -420,3 +420,33 @@ proptest! {
         let _ = value_in(&bytes, b"key");
     }
 }
+
+/// A pair goes to another block and back while somebody looks for it, and another pair lies in its block meanwhile.
+#[test]
+fn a_pair_that_goes_away_and_back_is_never_missed() {
+    let (at, key, there, back) = (store(0), b"key".as_slice(), vec![7; 30], vec![8; 300]);
+    for (first, second) in (0..8).flat_map(|first| (0..8).map(move |second| (first, second))) {
+        let memory = Stepped::new(0, 1 << 20);
+        let put = |key: &[u8], value: &[u8]| run(&memory, op::KV_PUT, &params(at, key, value)).0;
+        // So many that blocks of this length are taken from those that were given back.
+        for n in 0..1100u32 {
+            assert_eq!(put(&n.to_le_bytes(), &there), Status::Ok);
+            run(&memory, op::KV_DELETE, &params(at, &n.to_le_bytes(), &[]));
+        }
+        assert_eq!(put(key, &there), Status::Ok);
+        let mut get = start(&memory, op::KV_GET, &params(at, key, &[]));
+        let mut poll = |turns| {
+            (0..turns).find_map(|_| match get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready((status, _)) => Some(status),
+                Poll::Pending => None,
+            })
+        };
+        let mut ended = poll(first);
+        assert_eq!([put(key, &back), put(b"another", &there)], [Status::Ok; 2]);
+        ended = ended.or_else(|| poll(second));
+        assert_eq!(run(&memory, op::KV_DELETE, &params(at, b"another", &[])).0, Status::Ok);
+        assert_eq!(put(key, &there), Status::Ok);
+        ended = ended.or_else(|| poll(1000));
+        assert_eq!(ended, Some(Status::Ok), "after {first} and {second} turns");
+    }
+}
