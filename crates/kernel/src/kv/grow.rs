@@ -101,8 +101,7 @@ impl<M: Memory> Store<'_, M> {
         self.renew();
         let first = root.at(index);
         let lock_at = first + ENTRIES as u64 * 8;
-        let words = self.bucket(first).await?;
-        let word = words[ENTRIES];
+        let word = self.word(lock_at).await?;
         if word & MOVED != 0 {
             return Ok(true);
         }
@@ -110,7 +109,7 @@ impl<M: Memory> Store<'_, M> {
             return Ok(false);
         }
         let mut entries = Vec::new();
-        let copied = match self.freeze((first, words), seed, next, &mut entries).await {
+        let copied = match self.freeze(first, seed, next, &mut entries).await {
             Ok(moved) => self.lay_out(next.at(index * BRANCHES), moved).await,
             Err(error) => Err(error),
         };
@@ -132,11 +131,11 @@ impl<M: Memory> Store<'_, M> {
         Ok(words(&bytes))
     }
 
-    /// Freezes all entries of a locked chain, whose first bucket was so just now, and which it adds to `frozen` with
-    /// their places. Returns those of each bucket that takes its first one's place.
+    /// Freezes all entries of a locked chain, which it adds to `frozen` with their places. Returns those of each bucket
+    /// that takes its first one's place.
     async fn freeze(
         &self,
-        (first, words): (u64, [u64; 8]),
+        first: u64,
         seed: u64,
         next: Table,
         frozen: &mut Vec<(u64, u64)>,
@@ -149,7 +148,8 @@ impl<M: Memory> Store<'_, M> {
                 return Err(Status::Inconsistent);
             }
             self.renew();
-            let words = if bucket == first { words } else { self.bucket(bucket).await? };
+            // Not before the chain was locked: what was a tomb then may be an entry by now.
+            let words = self.bucket(bucket).await?;
             for (at, mut entry) in (bucket..).step_by(8).zip(words[..ENTRIES].iter().copied()) {
                 // Others may take pairs away, or put them elsewhere, until their entries are frozen.
                 let kept = loop {

@@ -88,7 +88,7 @@ type Ended = (Status, Vec<u8>);
 
 type Running<'a> = Pin<Box<dyn Future<Output = Ended> + 'a>>;
 
-fn start<'a>(memory: &'a Stepped, op: u64, params: &[u8]) -> Running<'a> {
+pub(super) fn start<'a>(memory: &'a Stepped, op: u64, params: &[u8]) -> Running<'a> {
     let mut call = Call::new(op, params, 1 << 16);
     Box::pin(async move {
         let limited = Limited::new(memory, Limits::default());
