@@ -62,7 +62,8 @@ impl<M: Memory> Store<'_, M> {
 
     /// One more bucket overflows: makes the next table, if these are many.
     async fn enlarge(&self, root: Table) -> Result<(), Status> {
-        let (overflows, lg_buckets) = (self.add(OVERFLOWS, 1).await? + 1, root.lg_buckets + BRANCHES.ilog2() as u8);
+        let (overflows, lg_buckets) =
+            (self.add(OVERFLOWS, 1).await?.saturating_add(1), root.lg_buckets + BRANCHES.ilog2() as u8);
         let many = overflows >= LEAST.max((1 << root.lg_buckets) / FEW) && lg_buckets <= Table::MOST;
         if !many || !self.swap(NEXT, root.word(), root.word() | BUSY).await? {
             return Ok(());

@@ -257,4 +257,35 @@ proptest! {
         }
         prop_assert_eq!(entries(&|at| memory.word(at)).0.len(), map.len());
     }
+    /// Whoever may write to a store may write anything there: calls end all the same, and the node lives.
+    #[test]
+    fn calls_end_on_whatever_a_store_says(
+        words in prop::collection::vec((word_of_a_store(), any_word()), 0..40),
+        calls in prop::collection::vec((0..6usize, 0..20u16, 0..700usize), 1..20),
+    ) {
+        let memory = Stepped::growing(1, 96 << 10, 128 << 10);
+        for (at, word) in words {
+            memory.memory.put(at, &word.to_le_bytes());
+        }
+        for (kind, key, len) in calls {
+            let op = [op::KV_PUT, op::KV_UPDATE, op::KV_DELETE, op::KV_GET, op::KV_RESERVE, op::KV_RELEASE][kind];
+            let (key, value) = (key.to_le_bytes(), vec![1; if kind < 2 { len } else { 0 }]);
+            let mut out = Vec::new();
+            let params = KvParams::new(store(1), hash(&key, 7), &key, &value);
+            let block = KvValue::Block(len as u64 * 64 + HEADER_BYTES, 0);
+            KvParams { value: if op == op::KV_RELEASE { block } else { params.value }, ..params }.encode(&mut out);
+            run(&memory, op, &out);
+        }
+    }
+}
+
+/// The place of a word of the header, of a bucket, or of a block.
+fn word_of_a_store() -> impl Strategy<Value = u64> {
+    prop_oneof![0..90u64, 512..540u64, 540..2000u64].prop_map(|word| word * 8)
+}
+
+/// Any word, or one that leads somewhere.
+fn any_word() -> impl Strategy<Value = u64> {
+    let flag = prop_oneof![Just(0), Just(LOCK), Just(MOVED), Just(super::table::FROZEN), Just(1 << 42)];
+    prop_oneof![any::<u64>(), Just(u64::MAX), 0..20u64, (flag, 0..5000u64).prop_map(|(flag, place)| flag | place << 5)]
 }

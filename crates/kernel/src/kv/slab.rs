@@ -55,7 +55,7 @@ impl<M: Memory> Store<'_, M> {
             }
             if word & 0xff_ffff > MANY {
                 // All count on, whether there is a block or not, and must not count into the slab's place.
-                self.swap(word_at, word + 1, (word & !0xff_ffff) | blocks).await?;
+                self.swap(word_at, word.wrapping_add(1), (word & !0xff_ffff) | blocks).await?;
             }
             if let Some(block) = self.pop(class).await? {
                 return Ok((block, true));
