@@ -177,8 +177,11 @@ fn a_store_grows_under_its_writers_and_readers() {
                 for turn in 0.. {
                     let there = put.load(Ordering::Acquire);
                     // One of the latest, or of all.
-                    let n =
-                        if turn % 2 == 0 { there.wrapping_sub(1 + turn / 2 % 20) } else { turn * 7919 % there.max(1) };
+                    let n = if turn % 2 == 0 {
+                        there.wrapping_sub(1 + turn / 2 % 20)
+                    } else {
+                        turn.wrapping_mul(7919) % there.max(1)
+                    };
                     if n < there {
                         let key = n * 2 + u32::from(reader);
                         let place = Placement::REAL[turn as usize % 3];

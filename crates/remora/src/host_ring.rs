@@ -63,8 +63,12 @@ impl HostRing {
         let shape = RingShape::new(entries, entry).map_err(|e| Error::Argument(e.to_string()))?;
         let file = |fd: u32| OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/fd/{fd}"));
         let map = |file: &File| Buffer::map_fd(file.as_fd(), Self::bytes(shape));
-        let (our_file, their_file) = (file(ours).map_err(system)?, file(theirs).map_err(system)?);
-        let (ours, theirs) = (map(&our_file).map_err(system)?, map(&their_file).map_err(system)?);
+        let gone = |e: io::Error| {
+            let has = format!("is process {pid} one of this user's and this host's, and has it the other end still?");
+            Error::Argument(format!("the ring {name} cannot be opened: {e}: {has}"))
+        };
+        let (our_file, their_file) = (file(ours).map_err(gone)?, file(theirs).map_err(gone)?);
+        let (ours, theirs) = (map(&our_file).map_err(gone)?, map(&their_file).map_err(gone)?);
         // The word behind the ring of who made it says whether somebody has opened it.
         if theirs.compare_swap(shape.memory(), 0, 1) != Ok(0) {
             return Err(Error::Argument(format!("the ring {name} has both of its ends already")));

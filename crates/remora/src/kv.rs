@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use remora_kernel::kv::{KvParams, KvValue, NO_ROOM, locate, pair, value_in};
+use remora_kernel::kv::{KvParams, KvValue, NO_ROOM, key_in, locate, pair, value_in};
 use remora_kernel::{Placement, Status, op};
 use remora_real::Error;
 use remora_service::SHORT_RING_MESSAGE;
@@ -14,6 +14,8 @@ use crate::{Client, RemoteRegion, Result, TypedCall};
 
 /// How often a call is made again while others write the same pair: one of them may wait for a core.
 const TRIES: u32 = 1000;
+/// Buckets that a client reads by itself for one key, at most: as many as a call may.
+const LONGEST_WALK: u32 = 4096;
 /// Calls after which a client looks whether a store has more buckets by now.
 const LOOK: u32 = 1024;
 /// Bytes of a call's parameters that are neither key nor value, at most.
@@ -97,7 +99,8 @@ impl KvStore {
     }
 
     /// Looks which buckets it has by now, by a READ: each eightfold of them that calls do not know of costs them an
-    /// access. Once in 1,024 calls by this type's functions does so by itself.
+    /// access. Once in 1,024 calls by this type's functions does so by itself. As every READ where nothing is, one of a
+    /// store whose maker has disconnected costs this client its connection.
     pub fn look(&self, client: &mut Client) -> Result<()> {
         let mut first_bytes = [0; 16];
         client.read(&self.region(), 0, &mut first_bytes)?;
@@ -109,14 +112,14 @@ impl KvStore {
         Ok(())
     }
 
-    /// A call is about to be made.
-    fn count(&self, client: &mut Client) -> Result<()> {
+    /// The store has answered, so that it is there to be looked at.
+    fn count(&self, client: &mut Client) {
         // Clones that count at once may look once too often.
         match self.known.until_look.load(Ordering::Relaxed).checked_sub(1) {
             Some(left) => self.known.until_look.store(left, Ordering::Relaxed),
-            None => self.look(client)?,
+            // What fails now fails the next call too, and says why.
+            None => _ = self.look(client),
         }
-        Ok(())
     }
 
     /// Has this client's calls run at a place; at first it is [`Placement::Host`]. At [`Placement::Client`] that holds for
@@ -128,7 +131,6 @@ impl KvStore {
 
     /// The value of a key.
     pub fn get(&self, client: &mut Client, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        self.count(client)?;
         let KvGet(params) = KvGet::new(self, key.as_ref())?;
         if self.place != Placement::Client && FRONT + params.key.len() > room(client.real()?, self.place) {
             return self.read(client, params.key);
@@ -145,19 +147,16 @@ impl KvStore {
     /// one that of a longer: if there is none left, and the node has no more memory for it, that is an error, and the
     /// pair stays as it was.
     pub fn put(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.count(client)?;
         self.write(client, KvWrite::put(self, key.as_ref(), value.as_ref())?).map(drop)
     }
 
     /// Writes the value of a key that is there. False if it is not.
     pub fn update(&self, client: &mut Client, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
-        self.count(client)?;
         self.write(client, KvWrite::update(self, key.as_ref(), value.as_ref())?)
     }
 
     /// Takes a pair out. False if there is none.
     pub fn remove(&self, client: &mut Client, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.count(client)?;
         self.write(client, KvWrite::remove(self, key.as_ref())?)
     }
 
@@ -205,20 +204,22 @@ impl KvStore {
             }
             let (mut first, mut bucket) = ((0, [0; 64]), (0, [0; 64]));
             let (mut blocks, mut next) = locate(store, hash, None);
-            loop {
-                for (place, len) in blocks {
+            for _ in 0..LONGEST_WALK {
+                for (at, len) in blocks {
                     let mut block = vec![0; len as usize];
-                    client.read(&region, place, &mut block)?;
-                    let found = value_in(&block, key);
-                    if let Ok(value) = found {
+                    client.read(&region, at, &mut block)?;
+                    if let Ok(value) = value_in(&block, key) {
                         return Ok(Some(block[value].to_vec()));
                     }
-                    // Somebody writes the pair, or another lies there since its entry was read, or since the chain was
-                    // moved.
+                    // Somebody writes the pair, or it went away and any other came here.
+                    if !key_in(&block).is_some_and(|found| found != key && place.hash(found) >> 48 == hash >> 48) {
+                        continue 'again;
+                    }
+                    // Another lies there since its entry was read, or since the chain was moved, or did so before.
                     for (at, was) in [bucket, first] {
                         let mut now = [0; 64];
                         client.read(&region, at, &mut now)?;
-                        if found == Err(true) || now != was {
+                        if now != was {
                             continue 'again;
                         }
                     }
@@ -231,6 +232,7 @@ impl KvStore {
                 }
                 (blocks, next) = locate(store, hash, Some((&bucket.1, depth)));
             }
+            return Err(refused(Status::StepLimit));
         }
         Err(refused(Status::Inconsistent))
     }
@@ -241,7 +243,12 @@ impl KvStore {
             match client.at(place).call(call)? {
                 (Status::Inconsistent, _) if tries.next().is_some() => std::thread::yield_now(),
                 (Status::LOST, _) => return Err(Error::Kernel { op: call.0, placement: place, status: Status::LOST }),
-                answer => return Ok(answer),
+                answer => {
+                    if matches!(answer.0, Status::Ok | Status::NotFound) {
+                        self.count(client);
+                    }
+                    return Ok(answer);
+                }
             }
         }
     }
@@ -378,6 +385,7 @@ fn refused(status: Status) -> Error {
             "its memory is used up, and the node has no more for the client that made it: start the node with a larger --memory".into()
         }
         Status::Inconsistent => "others write the same pair all the time: ask again".into(),
+        Status::StepLimit => "its buckets lead nowhere, as somebody has written over it: make another".into(),
         Status::AccessDenied => "its memory is gone, as the client is that made it".into(),
         status => format!("{status:?}"),
     };

@@ -1,7 +1,8 @@
 //! A key-value store and a table of embeddings as programs use them.
 
 use remora::{
-    Client, Element, EmbeddingShape, KvShape, KvStore, KvWrite, LinkKind, Node, Placement, Reduce, Reduction, Status,
+    Client, Element, EmbeddingShape, KvShape, KvStore, KvWrite, LinkKind, Node, Placement, Reduce, Reduction,
+    RemoteRegion, Status,
 };
 
 /// A value that says how it goes on.
@@ -165,4 +166,46 @@ fn a_store_takes_more_than_it_was_made_for() {
     let refused = (0..600u32).find_map(|n| store.put(&mut client, (n << 8 | 250).to_be_bytes(), long(3)).err());
     assert!(refused.expect("no more than its node has").to_string().contains("--memory"));
     assert_eq!(store.get(&mut client, 6u32.to_le_bytes()).unwrap(), Some(value(6)));
+}
+
+#[test]
+fn a_store_whose_maker_is_gone_says_so_and_its_users_keep_their_connections() {
+    let node = Node::local().unwrap();
+    let mut maker = Client::connect(node.address()).unwrap();
+    let store = maker.create_store(&KvShape { pairs: 16, key_bytes: 8, value_bytes: 8 }).unwrap();
+    let mut client = Client::connect(node.address()).unwrap();
+    let theirs = KvStore::open(store.place());
+    theirs.put(&mut client, "key", "value").unwrap();
+    drop(maker);
+    // Once those are gone that it knows of, and for one that has not looked yet.
+    for theirs in [theirs, KvStore::open(store.place())] {
+        let refused =
+            remora_testing::eventually("its memory is gone", || theirs.put(&mut client, "key", "value").err());
+        assert!(refused.to_string().contains("its memory is gone"), "{refused}");
+        client.alloc(4096).expect("the connection stands");
+    }
+}
+
+/// Whoever may write to a store may spoil it, and holds up nobody by that who reads it by READs.
+#[test]
+fn a_store_whose_buckets_lead_in_circles_is_refused() {
+    let node = Node::local().unwrap();
+    let mut client = Client::connect(node.address()).unwrap();
+    let mut store = client.create_store(&KvShape { pairs: 1, key_bytes: 8, value_bytes: 8 }).unwrap();
+    let place = store.place().place();
+    let region = RemoteRegion { va: place.va, key: place.key, len: 8192 };
+    // Eight buckets, each of which leads to one of them; then one that says that its pairs are where it is.
+    for word in [4096u64, 1 << 62 | 1 << 8] {
+        let bucket = [[0; 56].as_slice(), &word.to_le_bytes()].concat();
+        client.write(&region, 4096, &bucket.repeat(8)).unwrap();
+        // Of a key that is too long for a call to the NIC without rings, and of a short one.
+        for key_len in [4000, 4] {
+            for at in Placement::REAL {
+                store.run_at(at);
+                let refused = store.get(&mut client, vec![1; key_len]).unwrap_err().to_string();
+                let says = ["somebody has written over it", "others write the same pair"];
+                assert!(says.iter().any(|says| refused.contains(says)), "{word:x} {at}: {refused}");
+            }
+        }
+    }
 }

@@ -51,7 +51,7 @@ impl KvBlocks {
 
     /// A call begins. Returns the block that it names, for [`ended`](Self::ended), if somebody has reserved it.
     pub fn began(&mut self, call: &Call) -> Option<KvBlock> {
-        let params = KvParams::decode(&call.params, false).ok()?;
+        let params = KvParams::decode(&call.params, false).ok().filter(|_| call.op != op::KV_RESERVE)?;
         let KvValue::Block(block, _) = params.value else { return None };
         let block = KvBlock(params.store.key, params.store.base, block);
         self.held.get_mut(&block)?.named += 1;
@@ -63,14 +63,15 @@ impl KvBlocks {
         let Some(held) = self.held.get_mut(&block) else { return };
         held.named = held.named.saturating_sub(1);
         let (by, is_named) = (held.by, held.named > 0);
-        let count = self.connected.get_mut(&by);
-        match (status, count) {
-            (Status::Ok, count) => {
+        match status {
+            Status::Ok => {
                 self.held.remove(&block);
-                count.into_iter().for_each(|count| *count -= 1);
+                self.has_less(by);
             }
             // Its client has gone meanwhile.
-            (_, None) if !is_named => self.left.extend(self.held.remove(&block).map(|held| (block, held.release))),
+            _ if !is_named && !self.connected.contains_key(&by) => {
+                self.left.extend(self.held.remove(&block).map(|held| (block, held.release)))
+            }
             _ => {}
         }
     }
@@ -86,7 +87,10 @@ impl KvBlocks {
         match self.connected.get_mut(&by) {
             Some(count) if *count < RESERVED_BLOCKS => {
                 *count += 1;
-                self.held.insert(block, Held { by, release, named: 0 });
+                // A store that somebody has spoiled hands a block out twice.
+                if let Some(before) = self.held.insert(block, Held { by, release, named: 0 }) {
+                    self.has_less(before.by);
+                }
                 Status::Ok
             }
             Some(_) => {
@@ -101,6 +105,11 @@ impl KvBlocks {
         }
     }
 
+    /// A connection has a block less. One that has ended may have had the same number, and a block of its own still.
+    fn has_less(&mut self, by: Qpn) {
+        self.connected.entry(by).and_modify(|count| *count = count.saturating_sub(1));
+    }
+
     /// A connection has ended, so that nothing of it arrives any more.
     pub fn gone(&mut self, by: Qpn) {
         if self.connected.remove(&by).is_some() {
@@ -111,9 +120,8 @@ impl KvBlocks {
 
     /// A region is gone, and the stores in it.
     pub fn released(&mut self, key: u32) {
-        for (_, held) in self.held.extract_if(|block, _| block.0 == key) {
-            self.connected.entry(held.by).and_modify(|count| *count -= 1);
-        }
+        let of_it: Vec<Qpn> = self.held.extract_if(|block, _| block.0 == key).map(|(_, held)| held.by).collect();
+        of_it.into_iter().for_each(|by| self.has_less(by));
         self.left.retain(|(block, _)| block.0 != key);
     }
 
@@ -188,6 +196,23 @@ mod tests {
         blocks.released(STORE.key);
         blocks.gone(Qpn(2));
         assert_eq!(left(&mut blocks), []);
+    }
+
+    /// Whoever may write to a store may have it hand a block out twice, or name another's block where none is given.
+    #[test]
+    fn a_spoiled_store_costs_nobody_reservations_of_another() {
+        let mut blocks = KvBlocks::default();
+        [1, 2].into_iter().for_each(|by| blocks.came(Qpn(by)));
+        for _ in 0..2 * RESERVED_BLOCKS {
+            assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 1, 64)), Status::Ok);
+        }
+        assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 2, 64)), Status::Ok);
+        assert_eq!(blocks.connected, [(Qpn(1), 0), (Qpn(2), 1)].into());
+        let mut naming = call(op::KV_PUT, 1, 64);
+        naming.op = op::KV_RESERVE;
+        assert_eq!(blocks.began(&naming), None);
+        blocks.gone(Qpn(2));
+        assert_eq!(left(&mut blocks), [64]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::turns::Turns;
 
 /// Memory is handed out in units of this, in bytes.
 const PAGE: u64 = 4096;
+/// Regions that grow are, in bytes: they lie in so much room that the system puts huge pages there, for a byte already.
+const HUGE_PAGE: u64 = remora_memory::PAGE_BYTES as u64;
 /// What a region is charged beside its pages, in bytes: it takes entries in tables here and in the system.
 const REGION: u64 = 4096;
 /// Regions that there may be. A system maps 65,530 areas for a process, if nobody has said otherwise.
@@ -95,7 +97,7 @@ impl Accounts {
     /// Whether a region may be so long, which it is charged from now on.
     fn grow(&mut self, key: u32, len: u64) -> bool {
         let Some(&(client, had)) = self.regions.get(&key) else { return false };
-        let Some(more) = charged(len).map(|bytes| bytes.saturating_sub(had.bytes)) else { return false };
+        let Some(more) = charged(len, HUGE_PAGE).map(|bytes| bytes.saturating_sub(had.bytes)) else { return false };
         let may = fits(more, self.of(client).bytes, self.left.bytes);
         if may {
             self.charge(client, key, Lent { bytes: more, ..Lent::default() });
@@ -104,9 +106,9 @@ impl Accounts {
     }
 }
 
-/// What a region of so many bytes is charged.
-fn charged(len: u64) -> Option<u64> {
-    len.checked_next_multiple_of(PAGE)?.checked_add(REGION)
+/// What a region of so many bytes is charged, on pages of so many.
+fn charged(len: u64, page: u64) -> Option<u64> {
+    len.checked_next_multiple_of(page)?.checked_add(REGION)
 }
 
 /// Whether nobody has more than is left to all, once he who `has` some has `more`.
@@ -227,7 +229,7 @@ impl Ledger {
     }
 
     /// As [`alloc`](Self::alloc), of a region that [may grow](Region::grow) as long as its client's share allows; or of
-    /// one that may not, if there are no addresses left for it.
+    /// one that may not, if there are no addresses left for it, or no memory for its last huge page.
     pub fn alloc_growing(&mut self, connection: Qpn, len: u64) -> Result<Arc<Region>, LedgerError> {
         self.lend(connection, len, true)
     }
@@ -243,25 +245,26 @@ impl Ledger {
         if len == 0 {
             return Err(LedgerError::Empty);
         }
-        let bytes = charged(len).filter(|&bytes| fits(bytes, has.bytes, left.bytes));
-        let bytes = bytes.ok_or(LedgerError::TooMuch { len, has: has.bytes, left: left.bytes })?;
+        let on = |page| charged(len, page).filter(|&bytes| fits(bytes, has.bytes, left.bytes));
+        let bytes = on(PAGE).ok_or(LedgerError::TooMuch { len, has: has.bytes, left: left.bytes })?;
         if has.regions >= left.regions {
             return Err(LedgerError::TooMany { has: has.regions, left: left.regions });
         }
         // No client has more than half of all.
         let room = (self.limit / 2).next_multiple_of(PAGE).min(ROOM / 8).max(len);
         let room = Some(room).filter(|&room| grows && fits(room, has.room, left.room));
-        let reserved = room.and_then(|room| Buffer::reserved(room as usize).ok());
+        let reserved =
+            room.zip(on(HUGE_PAGE)).and_then(|(room, bytes)| Some((Buffer::reserved(room as usize).ok()?, bytes)));
         let access = Access::LOCAL_WRITE | ALL_REMOTE;
-        let (region, buffer) = match reserved {
-            Some(buffer) => {
+        let (region, buffer, bytes) = match reserved {
+            Some((buffer, bytes)) => {
                 let accounts = self.accounts.clone();
                 let may = move |key, len| accounts.lock().grow(key, len);
-                (self.registry.register_growing(self.pd, &buffer, len as usize, access, may)?, buffer)
+                (self.registry.register_growing(self.pd, &buffer, len as usize, access, may)?, buffer, bytes)
             }
             None => {
                 let buffer = Buffer::anonymous(len as usize)?;
-                (self.registry.register_hidden(self.pd, &buffer, len as usize, access)?, buffer)
+                (self.registry.register_hidden(self.pd, &buffer, len as usize, access)?, buffer, bytes)
             }
         };
         // A region may have grown since its client's share was looked at, by a little more than that, or else this one
@@ -402,27 +405,31 @@ mod tests {
 
     #[test]
     fn what_grows_has_its_clients_share_and_comes_back() {
-        let mut ledger = ledger(100);
+        let mut ledger = ledger(100 * HUGE_PAGE / PAGE);
         let (one, two) = (Qpn(1), Qpn(2));
         ledger.open(one, 7);
         ledger.open(two, 8);
-        let region = ledger.alloc_growing(one, 3 * PAGE).unwrap();
-        assert_eq!((region.len(), ledger.lent_to(7)), (3 * PAGE, 4 * PAGE));
-        assert!(region.grow(20 * PAGE - 5) && region.len() == 20 * PAGE - 5);
-        region.write(region.va() + 19 * PAGE, &[1; 100]).unwrap();
-        assert_eq!(ledger.lent_to(7), 21 * PAGE);
-        assert!(!region.grow(50 * PAGE) && region.len() == 20 * PAGE - 5, "half, and its own page");
-        assert!(region.grow(49 * PAGE), "all of half");
-        assert!(ledger.alloc_growing(one, 1).is_err() && ledger.alloc(one, 1).is_err());
-        let others = ledger.alloc_growing(two, 10 * PAGE).unwrap();
-        assert!(others.grow(20 * PAGE) && !others.grow(40 * PAGE));
+        let region = ledger.alloc_growing(one, 5).unwrap();
+        assert_eq!((region.len(), ledger.lent_to(7)), (5, HUGE_PAGE + REGION), "a byte takes a huge page");
+        assert!(region.grow(20 * HUGE_PAGE - 5) && region.len() == 20 * HUGE_PAGE - 5);
+        region.write(region.va() + 19 * HUGE_PAGE, &[1; 100]).unwrap();
+        assert_eq!(ledger.lent_to(7), 20 * HUGE_PAGE + REGION);
+        assert!(!region.grow(50 * HUGE_PAGE) && region.len() == 20 * HUGE_PAGE - 5, "half, and its own page");
+        assert!(region.grow(49 * HUGE_PAGE), "all of half");
+        assert!(ledger.alloc_growing(one, HUGE_PAGE).is_err() && ledger.alloc(one, HUGE_PAGE).is_err());
+        let small = ledger.alloc_growing(one, PAGE).unwrap();
+        assert!(!small.grow(PAGE + 1), "there is no huge page for it");
+        let others = ledger.alloc_growing(two, 10 * HUGE_PAGE).unwrap();
+        assert!(others.grow(20 * HUGE_PAGE) && !others.grow(40 * HUGE_PAGE));
         ledger.free(one, region.key()).unwrap();
-        assert!(!region.grow(50 * PAGE), "its key is no good");
+        assert!(!region.grow(50 * HUGE_PAGE), "its key is no good");
         assert_eq!(settle(&mut ledger), [region.key()]);
-        assert!(others.grow(40 * PAGE));
+        assert!(others.grow(40 * HUGE_PAGE));
+        ledger.close(one);
         ledger.close(two);
         settle(&mut ledger);
-        assert_eq!(ledger.accounts.lock().left, Lent { bytes: 100 * PAGE, regions: REGIONS, room: ROOM });
+        let all = Lent { bytes: 100 * HUGE_PAGE, regions: REGIONS, room: ROOM };
+        assert_eq!(ledger.accounts.lock().left, all);
     }
 
     /// Addresses are a share as well: who has used his up has regions that do not grow.

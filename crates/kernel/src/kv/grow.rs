@@ -62,7 +62,8 @@ impl<M: Memory> Store<'_, M> {
 
     /// One more bucket overflows: makes the next table, if these are many.
     async fn enlarge(&self, root: Table) -> Result<(), Status> {
-        let (overflows, lg_buckets) = (self.add(OVERFLOWS, 1).await? + 1, root.lg_buckets + BRANCHES.ilog2() as u8);
+        let (overflows, lg_buckets) =
+            (self.add(OVERFLOWS, 1).await?.saturating_add(1), root.lg_buckets + BRANCHES.ilog2() as u8);
         let many = overflows >= LEAST.max((1 << root.lg_buckets) / FEW) && lg_buckets <= Table::MOST;
         if !many || !self.swap(NEXT, root.word(), root.word() | BUSY).await? {
             return Ok(());
@@ -101,8 +102,7 @@ impl<M: Memory> Store<'_, M> {
         self.renew();
         let first = root.at(index);
         let lock_at = first + ENTRIES as u64 * 8;
-        let words = self.bucket(first).await?;
-        let word = words[ENTRIES];
+        let word = self.word(lock_at).await?;
         if word & MOVED != 0 {
             return Ok(true);
         }
@@ -110,7 +110,7 @@ impl<M: Memory> Store<'_, M> {
             return Ok(false);
         }
         let mut entries = Vec::new();
-        let copied = match self.freeze((first, words), seed, next, &mut entries).await {
+        let copied = match self.freeze(first, seed, next, &mut entries).await {
             Ok(moved) => self.lay_out(next.at(index * BRANCHES), moved).await,
             Err(error) => Err(error),
         };
@@ -132,11 +132,11 @@ impl<M: Memory> Store<'_, M> {
         Ok(words(&bytes))
     }
 
-    /// Freezes all entries of a locked chain, whose first bucket was so just now, and which it adds to `frozen` with
-    /// their places. Returns those of each bucket that takes its first one's place.
+    /// Freezes all entries of a locked chain, which it adds to `frozen` with their places. Returns those of each bucket
+    /// that takes its first one's place.
     async fn freeze(
         &self,
-        (first, words): (u64, [u64; 8]),
+        first: u64,
         seed: u64,
         next: Table,
         frozen: &mut Vec<(u64, u64)>,
@@ -149,7 +149,8 @@ impl<M: Memory> Store<'_, M> {
                 return Err(Status::Inconsistent);
             }
             self.renew();
-            let words = if bucket == first { words } else { self.bucket(bucket).await? };
+            // Not before the chain was locked: what was a tomb then may be an entry by now.
+            let words = self.bucket(bucket).await?;
             for (at, mut entry) in (bucket..).step_by(8).zip(words[..ENTRIES].iter().copied()) {
                 // Others may take pairs away, or put them elsewhere, until their entries are frozen.
                 let kept = loop {
@@ -167,7 +168,8 @@ impl<M: Memory> Store<'_, M> {
                 };
                 if kept != TOMB {
                     frozen.push((at, entry));
-                    let hash = self.hash_of(entry, seed).await?;
+                    // The key of what is frozen stays.
+                    let hash = hash(&self.key_of(entry).await?, seed);
                     moved[(next.index(hash) % BRANCHES) as usize].push(entry);
                 }
             }
@@ -179,19 +181,20 @@ impl<M: Memory> Store<'_, M> {
         Ok(moved)
     }
 
-    /// The hash of the key that an entry leads to, which is frozen.
-    async fn hash_of(&self, entry: u64, seed: u64) -> Result<u64, Status> {
+    /// The key in the block that an entry leads to.
+    pub(super) async fn key_of(&self, entry: u64) -> Result<Vec<u8>, Status> {
         let (block, mut bytes) = (place(entry).0, vec![0; FRONT]);
         self.read(block, &mut bytes, true).await?;
-        let key = 8..8 + word_at(&bytes, 0).map_or(0, |front| front as u32 as usize);
-        if key.len() > LONGEST_KEY {
+        let len = word_at(&bytes, 0).map_or(0, |front| front as u32 as usize);
+        if len > LONGEST_KEY {
             return Err(Status::Inconsistent);
         }
-        if key.end > bytes.len() {
-            bytes.resize(key.end, 0);
+        if 8 + len > bytes.len() {
+            bytes.resize(8 + len, 0);
             self.read(block, &mut bytes, true).await?;
         }
-        Ok(hash(&bytes[key], seed))
+        bytes.truncate(8 + len);
+        Ok(bytes.split_off(8))
     }
 
     /// Writes eight buckets that nobody looks at yet, with these entries in their chains.

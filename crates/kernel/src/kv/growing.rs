@@ -2,11 +2,12 @@
 
 use super::slab::BUMP;
 use super::table::{LOCK, MOVED, ROOT, TOMB};
-use super::tests::{Stepped, params, run, store};
+use super::tests::{Stepped, params, run, start, store};
 use super::*;
 use crate::{Status, op};
 use proptest::prelude::*;
 use std::collections::HashMap;
+use std::task::{Context, Waker};
 
 /// The table that a word says.
 fn table(word: u64) -> Table {
@@ -119,31 +120,72 @@ fn a_table_that_there_is_no_room_for_is_made_later() {
     assert_eq!(entries(&|at| memory.word(at)).0.len() as u32, filled + more + 1);
 }
 
+/// A store of two chains, of which the second has been moved to the next table; and the keys of the first chain, and those
+/// of the second.
+fn half_moved(memory: &Stepped) -> (KvRef, Table, impl Fn(u64) -> Box<dyn Iterator<Item = [u8; 4]>>) {
+    let (at, next) = (store(1), Table { lg_buckets: 4, place: 32 });
+    for (at, word) in [
+        (BUMP, next.at(1 << next.lg_buckets)),
+        (at.table.at(1) + ENTRIES as u64 * 8, MOVED | next.word()),
+        (ROOT + 16, next.word()),
+        (ROOT + 24, u64::from(next.lg_buckets) << 48),
+    ] {
+        memory.memory.put(at, &word.to_le_bytes());
+    }
+    let keys = move |index| -> Box<dyn Iterator<Item = [u8; 4]>> {
+        Box::new((0u32..).map(u32::to_le_bytes).filter(move |key| at.table.index(hash(key, 7)) == index))
+    };
+    (at, next, keys)
+}
+
 /// A peer that writes what it likes holds nobody up: a chain without an end is not moved, and nothing stays locked or
 /// frozen.
 #[test]
 fn a_chain_without_an_end_is_left_where_it_is() {
-    let (memory, at, next) = (Stepped::growing(1, 256 << 10, 256 << 10), store(1), Table { lg_buckets: 4, place: 32 });
-    let set = |at: u64, word: u64| memory.memory.put(at, &word.to_le_bytes());
-    let last = |index: u64| at.table.at(index) + ENTRIES as u64 * 8;
-    let key =
-        |index| (0u32..).map(u32::to_le_bytes).find(|key| at.table.index(hash(key, 7)) == index).expect("half of them");
-    set(BUMP, next.at(1 << next.lg_buckets));
-    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(0), b"stays")).0, Status::Ok);
+    let memory = Stepped::growing(1, 256 << 10, 256 << 10);
+    let (at, next, keys) = half_moved(&memory);
+    let [stays, moved] = [0, 1].map(|index| keys(index).next().expect("half of them"));
+    let last = at.table.at(0) + ENTRIES as u64 * 8;
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &stays, b"stays")).0, Status::Ok);
     let entry = memory.word(at.table.at(0));
-    set(last(0), at.table.at(0));
-    set(last(1), MOVED | next.word());
-    set(ROOT + 16, next.word());
-    set(ROOT + 24, u64::from(next.lg_buckets) << 48);
-    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(1), b"moved")).0, Status::Ok);
-    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(1), &[])), (Status::Ok, b"moved".to_vec()));
-    assert_eq!((memory.word(at.table.at(0)), memory.word(last(0))), (entry, at.table.at(0)));
-    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(0), &[])), (Status::Ok, b"stays".to_vec()));
+    memory.memory.put(last, &at.table.at(0).to_le_bytes());
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &moved, b"moved")).0, Status::Ok);
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &moved, &[])), (Status::Ok, b"moved".to_vec()));
+    assert_eq!((memory.word(at.table.at(0)), memory.word(last)), (entry, at.table.at(0)));
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &stays, &[])), (Status::Ok, b"stays".to_vec()));
     // It is moved once it ends.
-    set(last(0), 0);
-    assert_eq!(run(&memory, op::KV_PUT, &params(at, &key(1), b"again")).0, Status::Ok);
-    assert_eq!((memory.word(last(0)), memory.word(ROOT)), (MOVED | next.word(), next.word()));
-    assert_eq!(run(&memory, op::KV_GET, &params(at, &key(0), &[])), (Status::Ok, b"stays".to_vec()));
+    memory.memory.put(last, &[0; 8]);
+    assert_eq!(run(&memory, op::KV_PUT, &params(at, &moved, b"again")).0, Status::Ok);
+    assert_eq!((memory.word(last), memory.word(ROOT)), (MOVED | next.word(), next.word()));
+    assert_eq!(run(&memory, op::KV_GET, &params(at, &stays, &[])), (Status::Ok, b"stays".to_vec()));
+}
+
+/// Who moves a chain takes what was put in place of a tomb just before he locked it along.
+#[test]
+fn what_is_put_into_a_chain_that_is_about_to_be_moved_goes_with_it() {
+    let mut put_before = 0;
+    for turns in 0..120 {
+        let memory = Stepped::growing(1, 256 << 10, 256 << 10);
+        let (at, _, keys) = half_moved(&memory);
+        let moving = keys(1).next().expect("half of them");
+        let there: Vec<_> = keys(0).take(ENTRIES + 1).collect();
+        let put = |key: &[u8]| run(&memory, op::KV_PUT, &params(at, key, b"value")).0;
+        assert!(there[..ENTRIES].iter().all(|key| put(key) == Status::Ok));
+        assert_eq!(run(&memory, op::KV_DELETE, &params(at, &there[0], &[])).0, Status::Ok);
+        let mut mover = start(&memory, op::KV_PUT, &params(at, &moving, b"value"));
+        let mut poll = || mover.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        let is_over = (0..turns).any(|_| poll());
+        let status = put(&there[ENTRIES]);
+        // He gives up who finds the chain locked.
+        assert!(matches!(status, Status::Ok | Status::Inconsistent), "{status:?}");
+        while !is_over && !poll() {}
+        put_before += u32::from(status == Status::Ok && !is_over);
+        for key in &there[1..ENTRIES + usize::from(status == Status::Ok)] {
+            let found = run(&memory, op::KV_GET, &params(at, key, &[]));
+            assert_eq!(found, (Status::Ok, b"value".to_vec()), "after {turns} turns");
+        }
+    }
+    assert!(put_before > 10, "{put_before}");
 }
 
 #[derive(Clone, Debug)]
@@ -215,4 +257,35 @@ proptest! {
         }
         prop_assert_eq!(entries(&|at| memory.word(at)).0.len(), map.len());
     }
+    /// Whoever may write to a store may write anything there: calls end all the same, and the node lives.
+    #[test]
+    fn calls_end_on_whatever_a_store_says(
+        words in prop::collection::vec((word_of_a_store(), any_word()), 0..40),
+        calls in prop::collection::vec((0..6usize, 0..20u16, 0..700usize), 1..20),
+    ) {
+        let memory = Stepped::growing(1, 96 << 10, 128 << 10);
+        for (at, word) in words {
+            memory.memory.put(at, &word.to_le_bytes());
+        }
+        for (kind, key, len) in calls {
+            let op = [op::KV_PUT, op::KV_UPDATE, op::KV_DELETE, op::KV_GET, op::KV_RESERVE, op::KV_RELEASE][kind];
+            let (key, value) = (key.to_le_bytes(), vec![1; if kind < 2 { len } else { 0 }]);
+            let mut out = Vec::new();
+            let params = KvParams::new(store(1), hash(&key, 7), &key, &value);
+            let block = KvValue::Block(len as u64 * 64 + HEADER_BYTES, 0);
+            KvParams { value: if op == op::KV_RELEASE { block } else { params.value }, ..params }.encode(&mut out);
+            run(&memory, op, &out);
+        }
+    }
+}
+
+/// The place of a word of the header, of a bucket, or of a block.
+fn word_of_a_store() -> impl Strategy<Value = u64> {
+    prop_oneof![0..90u64, 512..540u64, 540..2000u64].prop_map(|word| word * 8)
+}
+
+/// Any word, or one that leads somewhere.
+fn any_word() -> impl Strategy<Value = u64> {
+    let flag = prop_oneof![Just(0), Just(LOCK), Just(MOVED), Just(super::table::FROZEN), Just(1 << 42)];
+    prop_oneof![any::<u64>(), Just(u64::MAX), 0..20u64, (flag, 0..5000u64).prop_map(|(flag, place)| flag | place << 5)]
 }

@@ -20,7 +20,8 @@
 //!   chain is locked to reuse a tomb or to append buckets, and so is a chain of several buckets for whatever is added: who
 //!   walks along it sees no moment of all of it.
 //! - **A block** that is given back is reused at once: who still looks at it finds a wrong checksum or another key, and
-//!   then looks whether the entry is what it was. A pair that its caller writes to a block gets its checksum with its entry.
+//!   then looks whether the entry is what it was, and one that the other key has too: a pair may have gone elsewhere and
+//!   come back meanwhile. A pair that its caller writes to a block gets its checksum with its entry.
 //! - **A pair that gets shorter** by more than half goes to another block, so that what fits into a reply is never in one
 //!   that does not.
 //!
@@ -45,7 +46,7 @@ mod tests;
 pub use item::{LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
 pub use params::{KvParams, KvRef, KvValue, Table};
 pub use slab::{CLASSES, class_bytes, class_of};
-pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, locate, table_of, value_in};
+pub use table::{BRANCHES, BUCKET_BYTES, ENTRIES, HEADER_BYTES, TOMB, header, key_in, locate, table_of, value_in};
 pub(crate) use table::{delete, get, put, release, reserve, update};
 
 use crate::call::Status;

@@ -15,12 +15,12 @@ pub(super) const BUMP: u64 = 64;
 /// Where the classes' words are: of each the slab (in units of 64 bytes, above bit 24) with the number of blocks taken,
 /// and the first block that was given back (in units of 32 bytes, below bit 42) with the number of changes.
 const WORDS: u64 = 128;
-/// Bytes of a store that entries find their way in.
-const LONGEST: u64 = 1 << 47;
+/// Bytes of a store that a class's word finds its slab in; entries could go twice as far.
+const LONGEST: u64 = 1 << 46;
 /// More blocks than any slab has: who finds a class's word with so many counted sets it back.
 const MANY: u64 = 1 << 20;
 
-/// Bytes of a class's blocks: 64, 96, 128, 192, and so on to 2 MB.
+/// Bytes of a class's blocks: 64, 96, 128, 192, and so on to 1.5 MB.
 pub const fn class_bytes(class: u8) -> u64 {
     let base = 64 << (class / 2);
     if class.is_multiple_of(2) { base } else { base + base / 2 }
@@ -55,7 +55,7 @@ impl<M: Memory> Store<'_, M> {
             }
             if word & 0xff_ffff > MANY {
                 // All count on, whether there is a block or not, and must not count into the slab's place.
-                self.swap(word_at, word + 1, (word & !0xff_ffff) | blocks).await?;
+                self.swap(word_at, word.wrapping_add(1), (word & !0xff_ffff) | blocks).await?;
             }
             if let Some(block) = self.pop(class).await? {
                 return Ok((block, true));

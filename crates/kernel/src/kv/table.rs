@@ -24,6 +24,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"rem-kv/2");
 /// Where the header says which table has all pairs, and behind that: the seed of hashes, the table that pairs are moved
 /// to (the same if that is done), how far that is, and how many buckets overflow.
 pub(super) const ROOT: u64 = 8;
+const SEED: u64 = ROOT + 8;
 /// A chain is locked.
 pub(super) const LOCK: u64 = 1 << 63;
 /// A chain is no more: what else the word says is the table where its pairs are.
@@ -96,6 +97,12 @@ pub fn value_in(block: &[u8], key: &[u8]) -> Result<std::ops::Range<usize>, bool
         Front::Other => Err(false),
         Front::Torn => Err(true),
     }
+}
+
+/// The key of the pair that a block holds.
+pub fn key_in(block: &[u8]) -> Option<&[u8]> {
+    let (front, rest) = block.split_first_chunk()?;
+    rest.get(..u64::from_le_bytes(*front) as u32 as usize)
 }
 
 /// The table where a chain's pairs are, if its first bucket ends with this word and they are elsewhere.
@@ -282,7 +289,9 @@ impl<M: Memory> Store<'_, M> {
                             return Ok(Ok(Found { entry, entry_at, sum, sum_at, value_at, value_len, met }));
                         }
                         // Another key with the same bits; or the block went to another key since.
-                        Item::Other if self.is_still(entry_at, entry, missed.first.0).await? => {}
+                        Item::Other
+                            if self.is_still(entry_at, entry, missed.first.0).await?
+                                && self.is_of_another(entry, key).await? => {}
                         Item::Torn | Item::Other => {
                             tries += 1;
                             continue 'again;
@@ -302,6 +311,13 @@ impl<M: Memory> Store<'_, M> {
     /// Whether an entry is what it was, in a chain that begins with the bucket with this last word.
     async fn is_still(&self, entry_at: u64, entry: u64, first: u64) -> Result<bool, Status> {
         Ok(self.word(entry_at).await? == entry && (entry & FROZEN == 0 || self.word(first).await? & MOVED == 0))
+    }
+
+    /// Whether an entry is one that another key has too. It may have been this key's when it was read, then led to a pair of
+    /// any other that had come to its block, and be this key's again.
+    async fn is_of_another(&self, entry: u64, key: &[u8]) -> Result<bool, Status> {
+        let (found, seed) = (self.key_of(entry).await?, self.word(SEED).await?);
+        Ok(found != key && item::hash(&found, seed) >> 48 == entry >> 48)
     }
 
     /// Looks at an entry's block for the pair with this key. The key that a block has stays as long as the entry does, so
