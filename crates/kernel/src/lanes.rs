@@ -92,6 +92,16 @@ impl Lanes {
         }
     }
 
+    #[inline(never)]
+    fn begin_waiting(&mut self, limits: Limits, balance: i64, reads: &mut Reads<'_>) {
+        while self.begun() < BEGUN
+            && balance > reads.work
+            && let Some(call) = self.waiting.pop_front()
+        {
+            self.begin(call, limits, reads);
+        }
+    }
+
     #[inline(always)]
     fn begun(&self) -> usize {
         self.gets.len() + self.traversals.len() + self.ending.len()
@@ -128,11 +138,8 @@ impl Lanes {
             }
             walk(&mut self.gets, &mut self.ending, &mut reads, &mut balance);
             walk(&mut self.traversals, &mut self.ending, &mut reads, &mut balance);
-            while self.begun() < BEGUN
-                && balance > reads.work
-                && let Some(call) = self.waiting.pop_front()
-            {
-                self.begin(call, limits, &mut reads);
+            if !self.waiting.is_empty() {
+                self.begin_waiting(limits, balance, &mut reads);
             }
             let others_run = memory.prefetches() && (self.waiting.is_empty() || balance <= last);
             if others_run || balance <= reads.work || self.is_empty() {
