@@ -2,7 +2,7 @@
 //! section 5.2), with chained overflow entries and misses.
 
 use crate::call::Status;
-use crate::steps::{Read, Steps};
+use crate::steps::{Read, Steps, Stop};
 
 /// Buckets of an entry.
 pub const BUCKETS: usize = 3;
@@ -117,17 +117,17 @@ impl Get {
 
 impl Steps for Get {
     #[inline(always)]
-    fn begin(params: &[u8]) -> Result<(Self, Read), Status> {
+    fn begin(params: &[u8]) -> Result<(Self, Read), Stop> {
         let get = Get(GetParams::decode(params)?);
         let first = get.entry(get.0.index);
         Ok((get, first))
     }
 
     #[inline(always)]
-    fn next(&mut self, entry: &[u8; ENTRY_BYTES]) -> Result<Read, Status> {
+    fn next(&mut self, entry: &[u8; ENTRY_BYTES]) -> Result<Read, Stop> {
         match find(entry, self.0.key) {
             Ok(Bucket { value: va, len, .. }) => Ok(Read { key: self.0.values_key, va, len, last: true }),
-            Err(0) => Err(Status::NotFound),
+            Err(0) => Err(Status::NotFound.into()),
             Err(next) => Ok(self.entry(next)),
         }
     }

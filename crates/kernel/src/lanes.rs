@@ -7,9 +7,10 @@ use crate::builtins::op;
 use crate::call::{Call, Status};
 use crate::get::Get;
 use crate::host::{HostMemory, METERED_BYTES, PREFETCH_BYTES};
+use crate::kv::Find;
 use crate::memory::Limits;
 use crate::pool::{Beside, POLL};
-use crate::steps::{LINE, Read, Steps};
+use crate::steps::{LINE, Read, Steps, Stop};
 use crate::traversal::Traversal;
 use remora_memory::{Access, Pd, Region};
 use std::collections::VecDeque;
@@ -25,7 +26,10 @@ pub(crate) struct Lanes {
     waiting: VecDeque<Call>,
     gets: Vec<Walk<Get>>,
     traversals: Vec<Walk<Traversal>>,
+    finds: Vec<Walk<Find>>,
     ending: Vec<Ending>,
+    /// Those of finds.
+    found: Vec<Ending>,
 }
 
 /// A call on its way.
@@ -46,7 +50,7 @@ struct Walk<S> {
 struct Ending {
     call: Call,
     reply: Place,
-    fails: Option<Status>,
+    fails: Option<Stop>,
 }
 
 #[derive(Clone, Copy)]
@@ -60,7 +64,7 @@ struct Place {
 enum Next {
     Walks,
     Ends,
-    Fails(Status),
+    Fails(Stop),
 }
 
 impl Lanes {
@@ -68,7 +72,7 @@ impl Lanes {
     #[inline(always)]
     pub fn takes(&self, call: &Call) -> Option<Pd> {
         let fits = |pd: &Pd| self.pd == Some(*pd) || self.is_empty();
-        call.pd.filter(|pd| matches!(call.op, op::GET | op::TRAVERSAL) && fits(pd))
+        call.pd.filter(|pd| matches!(call.op, op::GET | op::TRAVERSAL | op::KV_GET) && fits(pd))
     }
 
     /// Takes in a call that belongs here, and asks for what it reads first if it is to begin. Returns what that cost.
@@ -88,6 +92,7 @@ impl Lanes {
     fn begin(&mut self, call: Call, limits: Limits, reads: &mut Reads<'_>) {
         match call.op {
             op::GET => begin(call, limits, reads, (&mut self.gets, &mut self.ending)),
+            op::KV_GET => begin(call, limits, reads, (&mut self.finds, &mut self.found)),
             _ => begin(call, limits, reads, (&mut self.traversals, &mut self.ending)),
         }
     }
@@ -104,7 +109,7 @@ impl Lanes {
 
     #[inline(always)]
     fn begun(&self) -> usize {
-        self.gets.len() + self.traversals.len() + self.ending.len()
+        self.gets.len() + self.traversals.len() + self.finds.len() + self.ending.len() + self.found.len()
     }
 
     /// The domain, while there are calls.
@@ -120,24 +125,18 @@ impl Lanes {
         &mut self,
         (memory, limits): (&HostMemory, Limits),
         mut balance: i64,
-        done: &mut dyn FnMut(Call, Status),
+        ended: &mut impl FnMut(Call, Result<(), Stop>),
     ) -> (i64, i64) {
         let mut reads = Reads::new(memory);
         // So many polls are each call's, about once.
         let last = balance - self.len() as i64 * POLL;
         loop {
             // Those that end have waited longest.
-            let count = self.ending.len().min(polls(balance));
-            balance -= count as i64 * POLL;
-            for Ending { mut call, reply, fails } in self.ending.drain(..count) {
-                let status = match fails {
-                    None => reads.reply(reply, &mut call),
-                    Some(status) => status,
-                };
-                done(call, status);
-            }
+            end::<Get>(&mut self.ending, &mut reads, &mut balance, ended);
+            end::<Find>(&mut self.found, &mut reads, &mut balance, ended);
             walk(&mut self.gets, &mut self.ending, &mut reads, &mut balance);
             walk(&mut self.traversals, &mut self.ending, &mut reads, &mut balance);
+            walk(&mut self.finds, &mut self.found, &mut reads, &mut balance);
             if !self.waiting.is_empty() {
                 self.begin_waiting(limits, balance, &mut reads);
             }
@@ -155,6 +154,25 @@ fn polls(balance: i64) -> usize {
     usize::try_from((balance + POLL - 1) / POLL).unwrap_or(0)
 }
 
+/// Ends calls that have asked for what they end with, until `balance` is spent.
+#[inline(always)]
+fn end<S: Steps>(
+    ending: &mut Vec<Ending>,
+    reads: &mut Reads<'_>,
+    balance: &mut i64,
+    ended: &mut impl FnMut(Call, Result<(), Stop>),
+) {
+    let count = ending.len().min(polls(*balance));
+    *balance -= count as i64 * POLL;
+    for Ending { mut call, reply, fails } in ending.drain(..count) {
+        let result = match fails {
+            Some(stop) => Err(stop),
+            None => reads.reply::<S>(reply, &mut call),
+        };
+        ended(call, result);
+    }
+}
+
 /// Begins a call.
 #[inline(always)]
 fn begin<S: Steps>(
@@ -163,11 +181,12 @@ fn begin<S: Steps>(
     reads: &mut Reads<'_>,
     (walks, ending): (&mut Vec<Walk<S>>, &mut Vec<Ending>),
 ) {
-    let (room, Limits { steps: accesses, bytes }) = (call.reply_room() as u32, limits);
+    let Limits { steps: accesses, bytes } = limits;
+    let room = if S::ENDS { u32::MAX } else { call.reply_room() as u32 };
     let reply = Place { va: 0, key: 0, len: 0 };
     let (steps, read) = match S::begin(&call.params) {
         Ok(begun) => begun,
-        Err(status) => return ending.push(Ending { call, reply, fails: Some(status) }),
+        Err(stop) => return ending.push(Ending { call, reply, fails: Some(stop) }),
     };
     let mut walk = Walk { call: None, steps, at: reply, accesses, bytes, room };
     match walk.ask(&read, reads) {
@@ -221,7 +240,7 @@ impl<S: Steps> Walk<S> {
             len => reads.bring(self.at, &mut line[..len]),
         };
         if !there {
-            return Next::Fails(Status::AccessDenied);
+            return Next::Fails(Status::AccessDenied.into());
         }
         match self.steps.next(&line) {
             Ok(read) => self.ask(&read, reads),
@@ -233,19 +252,19 @@ impl<S: Steps> Walk<S> {
     #[inline(always)]
     fn ask(&mut self, &Read { va, key, len, last }: &Read, reads: &mut Reads<'_>) -> Next {
         if last && len > self.room {
-            return Next::Fails(Status::ReplyTooLong);
+            return Next::Fails(Status::ReplyTooLong.into());
         }
         if self.accesses == 0 {
-            return Next::Fails(Status::StepLimit);
+            return Next::Fails(Status::StepLimit.into());
         }
         if u64::from(len) > self.bytes {
-            return Next::Fails(Status::ByteLimit);
+            return Next::Fails(Status::ByteLimit.into());
         }
         self.accesses -= 1;
         self.bytes -= u64::from(len);
         self.at = Place { va, key, len };
         match reads.ask(self.at, last) {
-            false => Next::Fails(Status::AccessDenied),
+            false => Next::Fails(Status::AccessDenied.into()),
             true if last => Next::Ends,
             true => Next::Walks,
         }
@@ -269,7 +288,9 @@ impl Beside for Lanes {
         }
         out(&mut self.gets, |walk| walk.call.as_ref(), tag)
             || out(&mut self.traversals, |walk| walk.call.as_ref(), tag)
+            || out(&mut self.finds, |walk| walk.call.as_ref(), tag)
             || out(&mut self.ending, |ending| Some(&ending.call), tag)
+            || out(&mut self.found, |ending| Some(&ending.call), tag)
     }
 }
 
@@ -332,22 +353,27 @@ impl<'m> Reads<'m> {
         read(self.memory, &mut self.way, at, out)
     }
 
-    /// Brings a reply that was asked for.
+    /// Brings what a call ends with, which was asked for.
     #[inline(always)]
-    fn reply(&mut self, at: Place, call: &mut Call) -> Status {
-        let there = match at.len as usize {
-            LINE => {
-                let mut line = [0; LINE];
-                let there = read(self.memory, &mut self.replies, at, &mut line);
-                call.reply.extend_from_slice(&line);
-                there
+    fn reply<S: Steps>(&mut self, at: Place, call: &mut Call) -> Result<(), Stop> {
+        let len = at.len as usize;
+        let there = if len == LINE && !S::ENDS {
+            let mut line = [0; LINE];
+            let there = read(self.memory, &mut self.replies, at, &mut line);
+            call.reply.extend_from_slice(&line);
+            there
+        } else {
+            if !S::ENDS && len > call.reply_room() {
+                return Err(Status::ReplyTooLong.into());
             }
-            len => match call.grow_reply(len) {
-                Ok(reply) => read(self.memory, &mut self.replies, at, reply),
-                Err(status) => return status,
-            },
+            let start = call.reply.len();
+            call.reply.resize(start + len, 0);
+            read(self.memory, &mut self.replies, at, &mut call.reply[start..])
         };
-        if there { Status::Ok } else { Status::AccessDenied }
+        match there {
+            true => S::end(call),
+            false => Err(Status::AccessDenied.into()),
+        }
     }
 }
 
@@ -365,6 +391,7 @@ fn read<'m>(memory: &'m HostMemory, known: &mut Known<'m>, Place { va, key, .. }
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::{self, KvParams, KvRef};
     use crate::{Builtins, GetParams, Kernel, TraversalParams, host_runner};
     use proptest::prelude::*;
     use remora_memory::{Buffer, Registry};
@@ -458,6 +485,68 @@ mod tests {
                 drop(run);
                 let status = memory.settle(status);
                 prop_assert_eq!(result, ended(&call, status), "call {}", tag);
+            }
+        }
+    }
+
+    /// How a call ends in a runner that has nothing else, and by its kernel's future.
+    fn both(registry: &Arc<Registry>, make: impl Fn() -> Call, limits: Limits) -> [(Status, Vec<u8>); 2] {
+        let mut runner = host_runner(registry.clone(), true, 1, limits);
+        assert!(runner.start(make()).is_ok());
+        let mut result = None;
+        while result.is_none() {
+            let ends = runner.poll(&mut |call, status| result = Some(ended(&call, status)));
+            assert_eq!((ends, runner.in_flight()), if result.is_some() { (1, 0) } else { (0, 1) });
+        }
+        let mut call = make();
+        let mut memory = HostMemory::new(registry.clone(), call.pd.unwrap(), false, limits);
+        let mut run = Box::pin(Builtins.run(&memory, &mut call));
+        let Poll::Ready(status) = run.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { panic!() };
+        drop(run);
+        let status = memory.settle(status);
+        [result.unwrap(), ended(&call, status)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+
+        /// Pairs are found in chains of few buckets and many, short and long ones, and whatever anyone has made of the store.
+        #[test]
+        fn a_pair_is_found_as_its_kernel_finds_it(
+            lengths in prop::collection::vec(prop_oneof![4 => 0usize..200, 1 => 3000usize..6000], 0..80),
+            asked in prop::collection::vec((0u64..90, prop_oneof![Just(1u32 << 16), 0u32..300]), 1..20),
+            changes in prop::collection::vec((512usize..1100, any::<u64>()), 0..3),
+            moved in any::<bool>(),
+        ) {
+            let (registry, len) = (Arc::new(Registry::new([4; 32])), 1 << 20);
+            let pd = registry.alloc_pd();
+            let region = registry.register(pd, &Buffer::anonymous(len).unwrap(), 0, len, Some(0), Access::all()).unwrap();
+            region.write(0, &kv::header(2, len as u64, 7).unwrap()).unwrap();
+            let call = |op, key: u64, value: &[u8], room| {
+                let mut params = Vec::new();
+                let (at, key) = (KvRef::new(0, region.key(), 2), key.to_le_bytes());
+                KvParams::new(at, kv::hash(&key, 7), &key, value).encode(&mut params);
+                let mut call = Call::new(op, &params, room);
+                call.pd = Some(pd);
+                call
+            };
+            for (key, &len) in (0..).zip(&lengths) {
+                let value = vec![key as u8; len];
+                let mut runner = host_runner(registry.clone(), true, 1, Limits::default());
+                assert!(runner.start(call(op::KV_PUT, key, &value, 64)).is_ok());
+                while runner.poll(&mut |_, status| assert_eq!(status, Status::Ok)) == 0 {}
+            }
+            // Words of the first buckets and of what comes behind them, one of which says that its chain is elsewhere.
+            for &(at, word) in &changes {
+                let word = if moved { 1 << 62 | 2 | 1 << 8 } else { word };
+                region.write(8 * at as u64, &word.to_le_bytes()).unwrap();
+            }
+            for &(key, room) in &asked {
+                let [found, expected] = both(&registry, || call(op::KV_GET, key, &[], room), Limits::default());
+                prop_assert_eq!(&found, &expected, "key {}", key);
+                if let (Some(&len), true, true) = (lengths.get(key as usize), changes.is_empty(), room > 6000) {
+                    prop_assert_eq!(found, (Status::Ok, vec![key as u8; len]));
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::host::HostMemory;
 use crate::lanes::Lanes;
 use crate::memory::Limits;
 use crate::pool::{Ends, Meter, TaskPool};
-use crate::steps::LookUp;
+use crate::steps::{LookUp, Stop};
 use remora_memory::{Pd, Registry};
 use std::sync::Arc;
 
@@ -134,7 +134,7 @@ where
     let domains = Vec::with_capacity(DOMAINS);
     let meter = Arc::<Meter>::default();
     let memories = Memories { registry, prefetching, limits, meter: meter.clone(), domains, turn: 0, next: 0 };
-    Box::new(HostRunner { pool: TaskPool::with_short(capacity), task, memories, meter })
+    Box::new(HostRunner { pool: TaskPool::with_short(capacity), task, memories, meter, apart: Vec::new() })
 }
 
 /// A task per call, with a memory from a store of them; look-ups go in steps.
@@ -143,6 +143,8 @@ struct HostRunner<F: Future, T> {
     task: T,
     memories: Memories,
     meter: Arc<Meter>,
+    /// Calls that have met what is not for their lane: empty between turns.
+    apart: Vec<Call>,
 }
 
 impl<F, T> Runner for HostRunner<F, T>
@@ -168,9 +170,14 @@ where
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Call, Status)) -> usize {
-        let memories = &mut self.memories;
-        memories.refresh(!self.pool.is_empty());
-        self.pool.poll_into(&self.meter, Settled { memories, done })
+        let Self { pool, memories, apart, meter, .. } = self;
+        memories.refresh(!pool.is_empty());
+        let left = pool.poll_into(meter, Settled { memories, done, apart });
+        let ended = left - apart.len();
+        if !apart.is_empty() {
+            self.go_on_apart();
+        }
+        ended
     }
 
     fn is_spent(&self) -> bool {
@@ -199,10 +206,17 @@ where
     F: Future<Output = (Call, Status, Option<HostMemory>)>,
     T: FnMut(Call, Option<HostMemory>) -> F,
 {
+    #[cold]
+    fn go_on_apart(&mut self) {
+        while let Some(call) = self.apart.pop() {
+            self.start_apart(call);
+        }
+    }
+
     /// Starts a call that has a slot for itself.
     #[inline(never)]
     fn start_apart(&mut self, call: Call) {
-        let Self { pool, task, memories, meter } = self;
+        let Self { pool, task, memories, meter, .. } = self;
         let (client, tag) = (call.client, call.tag);
         let memory = call.pd.map(|pd| memories.take(pd));
         if let Some(memory) = memory {
@@ -220,6 +234,8 @@ where
 struct Settled<'a, 'd> {
     memories: &'a mut Memories,
     done: &'a mut (dyn FnMut(Call, Status) + 'd),
+    /// Those that go on as futures.
+    apart: &'a mut Vec<Call>,
 }
 
 impl Settled<'_, '_> {
@@ -252,7 +268,16 @@ impl Ends<(Call, Status, Option<HostMemory>), LookUp> for Settled<'_, '_> {
         match tasks.pd() {
             Some(pd) => {
                 let limits = self.memories.limits;
-                tasks.poll((&self.memories.of(pd).memory, limits), balance, self.done)
+                let Self { memories, done, apart } = self;
+                let mut ended = |mut call: Call, result| match result {
+                    Ok(()) => done(call, Status::Ok),
+                    Err(Stop::Ends(status)) => done(call, status),
+                    Err(Stop::Apart) => {
+                        call.reply.clear();
+                        apart.push(call);
+                    }
+                };
+                tasks.poll((&memories.of(pd).memory, limits), balance, &mut ended)
             }
             None => (balance, 0),
         }

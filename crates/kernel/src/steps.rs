@@ -29,23 +29,49 @@ pub(crate) struct Read {
     pub last: bool,
 }
 
+/// Why a kernel in steps makes no more of them.
+pub(crate) enum Stop {
+    /// It ends so.
+    Ends(Status),
+    /// It has met what is not for a step: all begins anew, as a future.
+    Apart,
+}
+
+impl From<Status> for Stop {
+    fn from(status: Status) -> Self {
+        Self::Ends(status)
+    }
+}
+
 /// What a kernel does between its reads. The last one brings the reply.
 pub(crate) trait Steps: Sized {
+    /// Whether the last read brings what [`end`](Self::end) makes the reply of, however long that may be.
+    const ENDS: bool = false;
+
     /// The kernel with these parameters, and its first read.
-    fn begin(params: &[u8]) -> Result<(Self, Read), Status>;
+    fn begin(params: &[u8]) -> Result<(Self, Read), Stop>;
 
     /// The next read, after one that brought `seen`.
-    fn next(&mut self, seen: &[u8; LINE]) -> Result<Read, Status>;
+    fn next(&mut self, seen: &[u8; LINE]) -> Result<Read, Stop>;
+
+    /// Makes the reply of what the last read brought.
+    fn end(_: &mut Call) -> Result<(), Stop> {
+        Ok(())
+    }
 }
 
 /// Runs a kernel in steps where accesses are awaited.
 #[inline]
 pub(crate) async fn run<S: Steps, M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
-    let (mut steps, mut read) = S::begin(&call.params)?;
+    let ended = |stop| match stop {
+        Stop::Ends(status) => status,
+        Stop::Apart => Status::Trapped,
+    };
+    let (mut steps, mut read) = S::begin(&call.params).map_err(ended)?;
     while !read.last {
         let mut line = [0; LINE];
         memory.read(read.key, read.va, &mut line[..read.len as usize]).await?;
-        read = steps.next(&line)?;
+        read = steps.next(&line).map_err(ended)?;
     }
     let reply = call.grow_reply(read.len as usize)?;
     Ok(memory.read(read.key, read.va, reply).await?)

@@ -18,7 +18,7 @@
 //! lead down one level each before the predicate given applies. With 0 it is StRoM's kernel.
 
 use crate::call::Status;
-use crate::steps::{Read, Steps};
+use crate::steps::{Read, Steps, Stop};
 
 /// Bytes of the longest element.
 pub const ELEMENT_BYTES: usize = 64;
@@ -197,7 +197,7 @@ impl Traversal {
 
 impl Steps for Traversal {
     #[inline]
-    fn begin(params: &[u8]) -> Result<(Self, Read), Status> {
+    fn begin(params: &[u8]) -> Result<(Self, Read), Stop> {
         let params = TraversalParams::decode(params)?;
         let traversal = Traversal { params, descents: params.descents };
         let first = traversal.element(params.remote_address)?;
@@ -205,7 +205,7 @@ impl Steps for Traversal {
     }
 
     #[inline]
-    fn next(&mut self, element: &[u8; ELEMENT_BYTES]) -> Result<Read, Status> {
+    fn next(&mut self, element: &[u8; ELEMENT_BYTES]) -> Result<Read, Stop> {
         let Self { params, descents } = self;
         let predicate = if *descents > 0 { Predicate::Less } else { params.predicate };
         match params.find(element, predicate) {
@@ -216,13 +216,13 @@ impl Steps for Traversal {
                     return Ok(Read { key: params.value_key, va, len: params.value_size, last: true });
                 }
                 *descents = descents.saturating_sub(1);
-                self.element(va)
+                Ok(self.element(va)?)
             }
             None if params.next_element_ptr_valid => {
                 let next = field(element, params.next_element_ptr_position.into());
-                self.element(next)
+                Ok(self.element(next)?)
             }
-            None => Err(Status::NotFound),
+            None => Err(Status::NotFound.into()),
         }
     }
 }

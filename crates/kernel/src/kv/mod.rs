@@ -33,6 +33,7 @@
 
 #[cfg(test)]
 mod ended;
+mod find;
 mod grow;
 #[cfg(test)]
 mod growing;
@@ -43,6 +44,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use find::Find;
 pub use item::{LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
 pub use params::{KvParams, KvRef, KvValue, Table};
 pub use slab::{CLASSES, class_bytes, class_of};

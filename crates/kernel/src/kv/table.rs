@@ -112,7 +112,7 @@ fn moved_to(word: u64) -> Option<Table> {
 
 /// The bucket behind one that so many are in front of, if there is one. Three bits of what an entry has of the hash, others
 /// each time, say which of [`BRANCHES`] it is; when they are used up it is the first.
-fn next_bucket(word: u64, hash: u64, depth: u32) -> Option<u64> {
+pub(super) fn next_bucket(word: u64, hash: u64, depth: u32) -> Option<u64> {
     let branches = word & !LOCK;
     (branches != 0).then(|| branches.wrapping_add(branch(hash, depth) * BUCKET_BYTES as u64))
 }
@@ -144,7 +144,7 @@ pub(super) fn place(entry: u64) -> (u64, u8) {
 
 /// Whether an entry may be that of a key with this hash.
 #[inline]
-fn matches(entry: u64, hash: u64) -> bool {
+pub(super) fn matches(entry: u64, hash: u64) -> bool {
     entry > TOMB && entry >> 48 == hash >> 48 && place(entry).1 < CLASSES
 }
 

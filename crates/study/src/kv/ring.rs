@@ -9,6 +9,9 @@ use super::{KvAsk, KvPlan, KvTarget, shape};
 use crate::StudyError;
 use crate::nodes::{ClientMemory, NodeProcess};
 
+/// Requests that are made before they leave.
+const LEAVE: usize = 8;
+
 /// A node with a store, and a client of it.
 pub(super) struct Ring {
     client: Client,
@@ -56,7 +59,9 @@ impl KvTarget for Ring {
         let (mut made, mut answered) = (0, 0);
         let mut again = Vec::new();
         while answered < asks.len() {
-            while let Some(at) = again.pop().or_else(|| (made < asks.len()).then_some(made)) {
+            // A few leave at a time: the node serves them while others are made.
+            for _ in 0..LEAVE {
+                let Some(at) = again.pop().or_else(|| (made < asks.len()).then_some(made)) else { break };
                 let op = encode(&mut self.kv, asks[at], &mut self.params)?;
                 if self.client.submit_by_ring(Placement::Nic, op, &self.params, at as u32).is_err() {
                     if at < made {
