@@ -12,6 +12,7 @@ use crate::host::HostMemory;
 use crate::lanes::Lanes;
 use crate::memory::Memory;
 use crate::pool::Short;
+use remora_memory::{Pd, Region};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
@@ -55,9 +56,16 @@ pub(crate) trait Steps: Sized {
     fn next(&mut self, seen: &[u8; LINE]) -> Result<Read, Stop>;
 
     /// Makes the reply of what the last read brought.
-    fn end(_: &mut Call) -> Result<(), Stop> {
+    fn end(_: &mut Call, _: &Held<'_>) -> Result<(), Stop> {
         Ok(())
     }
+}
+
+/// Where a read was.
+pub(crate) struct Held<'m> {
+    pub region: &'m Region,
+    pub pd: Pd,
+    pub va: u64,
 }
 
 /// Runs a kernel in steps where accesses are awaited.
@@ -192,7 +200,7 @@ mod tests {
     use crate::btree::{Put, Shape, Tree, TreeParams, TreeRef};
     use crate::{Builtins, GetParams, Kernel, Limits, TraversalParams, host_runner};
     use proptest::prelude::*;
-    use remora_memory::{Access, Buffer, Pd, Region, Registry};
+    use remora_memory::{Access, Buffer, Registry};
     use std::collections::{BTreeMap, BTreeSet};
     use std::sync::Arc;
 

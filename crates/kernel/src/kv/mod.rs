@@ -44,7 +44,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use find::Find;
+pub(crate) use find::{Find, Rewrite};
 pub use item::{LOCKED, LONGEST_KEY, LONGEST_VALUE, hash, item_len, pair};
 pub use params::{KvParams, KvRef, KvValue, Table};
 pub use slab::{CLASSES, class_bytes, class_of};

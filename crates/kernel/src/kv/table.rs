@@ -385,7 +385,7 @@ enum Item {
 }
 
 /// Bytes of the longest block that a pair of so many is left in, where it was a longer one before: it is half full.
-fn longest_block(pair: u64) -> u64 {
+pub(super) fn longest_block(pair: u64) -> u64 {
     2 * pair.max(class_bytes(0))
 }
 
