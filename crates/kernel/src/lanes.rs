@@ -24,14 +24,24 @@ const BEGUN: usize = 32;
 pub(crate) struct Lanes {
     pd: Option<Pd>,
     waiting: VecDeque<Call>,
-    gets: Vec<Walk<Get>>,
-    traversals: Vec<Walk<Traversal>>,
-    finds: Vec<Walk<Find>>,
-    rewrites: Vec<Walk<Rewrite>>,
+    /// How many have begun.
+    begun: usize,
+    gets: Lane<Get>,
+    traversals: Lane<Traversal>,
+    finds: Lane<Find>,
+    rewrites: Lane<Rewrite>,
+}
+
+/// Calls of one kernel that have begun.
+struct Lane<S> {
+    walks: Vec<Walk<S>>,
     ending: Vec<Ending>,
-    /// Those of finds, and of rewrites.
-    found: Vec<Ending>,
-    to_rewrite: Vec<Ending>,
+}
+
+impl<S> Default for Lane<S> {
+    fn default() -> Self {
+        Lane { walks: Vec::new(), ending: Vec::new() }
+    }
 }
 
 /// A call on its way.
@@ -83,7 +93,7 @@ impl Lanes {
     #[inline(always)]
     pub fn start(&mut self, call: Call, memory: &HostMemory, limits: Limits) -> i64 {
         self.pd = call.pd;
-        if self.begun() >= BEGUN {
+        if self.begun >= BEGUN {
             self.waiting.push_back(call);
             return 0;
         }
@@ -94,33 +104,23 @@ impl Lanes {
 
     #[inline(always)]
     fn begin(&mut self, call: Call, limits: Limits, reads: &mut Reads<'_>) {
+        self.begun += 1;
         match call.op {
-            op::GET => begin(call, limits, reads, (&mut self.gets, &mut self.ending)),
-            op::KV_GET => begin(call, limits, reads, (&mut self.finds, &mut self.found)),
-            op::KV_PUT | op::KV_UPDATE => begin(call, limits, reads, (&mut self.rewrites, &mut self.to_rewrite)),
-            _ => begin(call, limits, reads, (&mut self.traversals, &mut self.ending)),
+            op::GET => self.gets.begin(call, limits, reads),
+            op::KV_GET => self.finds.begin(call, limits, reads),
+            op::KV_PUT | op::KV_UPDATE => self.rewrites.begin(call, limits, reads),
+            _ => self.traversals.begin(call, limits, reads),
         }
     }
 
     #[inline(never)]
     fn begin_waiting(&mut self, limits: Limits, balance: i64, reads: &mut Reads<'_>) {
-        while self.begun() < BEGUN
+        while self.begun < BEGUN
             && balance > reads.work
             && let Some(call) = self.waiting.pop_front()
         {
             self.begin(call, limits, reads);
         }
-    }
-
-    #[inline(always)]
-    fn begun(&self) -> usize {
-        self.gets.len()
-            + self.traversals.len()
-            + self.finds.len()
-            + self.rewrites.len()
-            + self.ending.len()
-            + self.found.len()
-            + self.to_rewrite.len()
     }
 
     /// The domain, while there are calls.
@@ -142,14 +142,10 @@ impl Lanes {
         // So many polls are each call's, about once.
         let last = balance - self.len() as i64 * POLL;
         loop {
-            // Those that end have waited longest.
-            end::<Get>(&mut self.ending, &mut reads, &mut balance, ended);
-            end::<Find>(&mut self.found, &mut reads, &mut balance, ended);
-            end::<Rewrite>(&mut self.to_rewrite, &mut reads, &mut balance, ended);
-            walk(&mut self.gets, &mut self.ending, &mut reads, &mut balance);
-            walk(&mut self.traversals, &mut self.ending, &mut reads, &mut balance);
-            walk(&mut self.finds, &mut self.found, &mut reads, &mut balance);
-            walk(&mut self.rewrites, &mut self.to_rewrite, &mut reads, &mut balance);
+            self.begun -= self.gets.poll(&mut reads, &mut balance, ended);
+            self.begun -= self.traversals.poll(&mut reads, &mut balance, ended);
+            self.begun -= self.finds.poll(&mut reads, &mut balance, ended);
+            self.begun -= self.rewrites.poll(&mut reads, &mut balance, ended);
             if !self.waiting.is_empty() {
                 self.begin_waiting(limits, balance, &mut reads);
             }
@@ -167,78 +163,88 @@ fn polls(balance: i64) -> usize {
     usize::try_from((balance + POLL - 1) / POLL).unwrap_or(0)
 }
 
-/// Ends calls that have asked for what they end with, until `balance` is spent.
-#[inline(always)]
-fn end<S: Steps>(
-    ending: &mut Vec<Ending>,
-    reads: &mut Reads<'_>,
-    balance: &mut i64,
-    ended: &mut impl FnMut(Call, Result<(), Stop>),
-) {
-    let count = ending.len().min(polls(*balance));
-    *balance -= count as i64 * POLL;
-    for Ending { mut call, reply, fails } in ending.drain(..count) {
-        let result = match fails {
-            Some(stop) => Err(stop),
-            None => reads.reply::<S>(reply, &mut call),
+impl<S: Steps> Lane<S> {
+    /// Begins a call.
+    #[inline(always)]
+    fn begin(&mut self, call: Call, limits: Limits, reads: &mut Reads<'_>) {
+        let Self { walks, ending } = self;
+        let Limits { steps: accesses, bytes } = limits;
+        let room = if S::ENDS { u32::MAX } else { call.reply_room() as u32 };
+        let reply = Place { va: 0, key: 0, len: 0 };
+        let (steps, read) = match S::begin(&call.params) {
+            Ok(begun) => begun,
+            Err(stop) => return ending.push(Ending { call, reply, fails: Some(stop) }),
         };
-        ended(call, result);
-    }
-}
-
-/// Begins a call.
-#[inline(always)]
-fn begin<S: Steps>(
-    call: Call,
-    limits: Limits,
-    reads: &mut Reads<'_>,
-    (walks, ending): (&mut Vec<Walk<S>>, &mut Vec<Ending>),
-) {
-    let Limits { steps: accesses, bytes } = limits;
-    let room = if S::ENDS { u32::MAX } else { call.reply_room() as u32 };
-    let reply = Place { va: 0, key: 0, len: 0 };
-    let (steps, read) = match S::begin(&call.params) {
-        Ok(begun) => begun,
-        Err(stop) => return ending.push(Ending { call, reply, fails: Some(stop) }),
-    };
-    let mut walk = Walk { call: None, steps, at: reply, accesses, bytes, room };
-    match walk.ask(&read, reads) {
-        Next::Walks => {
-            walk.call = Some(call);
-            walks.push(walk);
-        }
-        Next::Ends => ending.push(Ending { call, reply: walk.at, fails: None }),
-        Next::Fails(status) => ending.push(Ending { call, reply, fails: Some(status) }),
-    }
-}
-
-/// Lets calls go on, each once, until `balance` is spent.
-#[inline(always)]
-fn walk<S: Steps>(walks: &mut Vec<Walk<S>>, ending: &mut Vec<Ending>, reads: &mut Reads<'_>, balance: &mut i64) {
-    let most = walks.len().min(polls(*balance));
-    let (mut polled, mut stay) = (0, 0);
-    for walk in &mut walks[..most] {
-        if reads.work >= *balance {
-            break;
-        }
-        (polled, *balance) = (polled + 1, *balance - POLL);
-        let fails = match walk.go_on(reads) {
+        let mut walk = Walk { call: None, steps, at: reply, accesses, bytes, room };
+        match walk.ask(&read, reads) {
             Next::Walks => {
-                stay += 1;
-                continue;
+                walk.call = Some(call);
+                walks.push(walk);
             }
-            Next::Ends => None,
-            Next::Fails(status) => Some(status),
-        };
-        if let Some(call) = walk.call.take() {
-            ending.push(Ending { call, reply: walk.at, fails });
+            Next::Ends => ending.push(Ending { call, reply: walk.at, fails: None }),
+            Next::Fails(stop) => ending.push(Ending { call, reply, fails: Some(stop) }),
         }
     }
-    if stay == 0 && polled == walks.len() {
-        walks.clear();
-    } else if polled < walks.len() || stay < polled {
-        walks.retain(|walk| walk.call.is_some());
-        walks.rotate_left(stay);
+
+    /// Lets calls go on, each once, until `balance` is spent: first those that end, as they have waited longest. Returns how
+    /// many have ended.
+    #[inline(always)]
+    fn poll(
+        &mut self,
+        reads: &mut Reads<'_>,
+        balance: &mut i64,
+        ended: &mut impl FnMut(Call, Result<(), Stop>),
+    ) -> usize {
+        let count = self.ending.len().min(polls(*balance));
+        *balance -= count as i64 * POLL;
+        for Ending { mut call, reply, fails } in self.ending.drain(..count) {
+            let result = match fails {
+                Some(stop) => Err(stop),
+                None => reads.reply::<S>(reply, &mut call),
+            };
+            ended(call, result);
+        }
+        if !self.walks.is_empty() {
+            self.walk(reads, balance);
+        }
+        count
+    }
+
+    #[inline(always)]
+    fn walk(&mut self, reads: &mut Reads<'_>, balance: &mut i64) {
+        let Self { walks, ending } = self;
+        let most = walks.len().min(polls(*balance));
+        let (mut polled, mut stay) = (0, 0);
+        for walk in &mut walks[..most] {
+            if reads.work >= *balance {
+                break;
+            }
+            (polled, *balance) = (polled + 1, *balance - POLL);
+            let fails = match walk.go_on(reads) {
+                Next::Walks => {
+                    stay += 1;
+                    continue;
+                }
+                Next::Ends => None,
+                Next::Fails(stop) => Some(stop),
+            };
+            if let Some(call) = walk.call.take() {
+                ending.push(Ending { call, reply: walk.at, fails });
+            }
+        }
+        if stay == 0 && polled == walks.len() {
+            walks.clear();
+        } else if polled < walks.len() || stay < polled {
+            // Who was not polled is first next time.
+            walks.retain(|walk| walk.call.is_some());
+            walks.rotate_left(stay);
+        }
+    }
+
+    fn cancel(&mut self, tag: u64) -> bool {
+        let walks = self.walks.iter().position(|walk| walk.call.as_ref().is_some_and(|call| call.tag == tag));
+        let ending = self.ending.iter().position(|ending| ending.call.tag == tag);
+        walks.map(|at| self.walks.remove(at)).is_some() || ending.map(|at| self.ending.remove(at)).is_some()
     }
 }
 
@@ -287,25 +293,17 @@ impl<S: Steps> Walk<S> {
 impl Beside for Lanes {
     #[inline(always)]
     fn len(&self) -> usize {
-        self.begun() + self.waiting.len()
+        self.begun + self.waiting.len()
     }
 
     fn cancel(&mut self, tag: u64) -> bool {
-        let waiting = self.waiting.iter().position(|call| call.tag == tag);
-        if let Some(at) = waiting {
+        if let Some(at) = self.waiting.iter().position(|call| call.tag == tag) {
             return self.waiting.remove(at).is_some();
         }
-        fn out<T>(calls: &mut Vec<T>, its: impl Fn(&T) -> Option<&Call>, tag: u64) -> bool {
-            let at = calls.iter().position(|it| its(it).is_some_and(|call| call.tag == tag));
-            at.map(|at| calls.remove(at)).is_some()
-        }
-        out(&mut self.gets, |walk| walk.call.as_ref(), tag)
-            || out(&mut self.traversals, |walk| walk.call.as_ref(), tag)
-            || out(&mut self.finds, |walk| walk.call.as_ref(), tag)
-            || out(&mut self.rewrites, |walk| walk.call.as_ref(), tag)
-            || out(&mut self.to_rewrite, |ending| Some(&ending.call), tag)
-            || out(&mut self.ending, |ending| Some(&ending.call), tag)
-            || out(&mut self.found, |ending| Some(&ending.call), tag)
+        let began =
+            self.gets.cancel(tag) || self.traversals.cancel(tag) || self.finds.cancel(tag) || self.rewrites.cancel(tag);
+        self.begun -= usize::from(began);
+        began
     }
 }
 
