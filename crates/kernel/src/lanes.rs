@@ -7,7 +7,7 @@ use crate::builtins::op;
 use crate::call::{Call, Status};
 use crate::get::Get;
 use crate::host::{HostMemory, METERED_BYTES, PREFETCH_BYTES};
-use crate::memory::Limits;
+use crate::memory::{Limits, PIECE};
 use crate::pool::{Beside, POLL};
 use crate::steps::{LINE, Read, Steps};
 use crate::traversal::Traversal;
@@ -26,6 +26,8 @@ pub(crate) struct Lanes {
     gets: Vec<Walk<Get>>,
     traversals: Vec<Walk<Traversal>>,
     ending: Vec<Ending>,
+    /// Those whose replies are longer than a [`PIECE`], in turn.
+    long: Vec<Ending>,
 }
 
 /// A call on its way.
@@ -97,6 +99,24 @@ impl Lanes {
         self.gets.len() + self.traversals.len() + self.ending.len()
     }
 
+    /// Brings a piece of a long reply.
+    #[cold]
+    fn bring_piece(&mut self, reads: &mut Reads<'_>, done: &mut dyn FnMut(Call, Status)) {
+        let Ending { mut call, reply: Place { va, key, len }, fails } = self.long.remove(0);
+        let (piece, rest) = (len.min(PIECE as u32), len.saturating_sub(PIECE as u32));
+        reads.work += i64::from(piece) / 8;
+        if call.reply.is_empty() {
+            call.reply.reserve_exact(len as usize);
+        }
+        match reads.reply(Place { va, key, len: piece }, &mut call) {
+            Status::Ok if rest > 0 => {
+                let reply = Place { va: va.wrapping_add(piece.into()), key, len: rest };
+                self.long.push(Ending { call, reply, fails });
+            }
+            status => done(call, status),
+        }
+    }
+
     /// The domain, while there are calls.
     #[inline]
     pub fn pd(&self) -> Option<Pd> {
@@ -121,6 +141,10 @@ impl Lanes {
             balance -= count as i64 * POLL;
             for Ending { mut call, reply, fails } in self.ending.drain(..count) {
                 let status = match fails {
+                    None if reply.len as usize > PIECE => {
+                        self.long.push(Ending { call, reply, fails });
+                        continue;
+                    }
                     None => reads.reply(reply, &mut call),
                     Some(status) => status,
                 };
@@ -128,6 +152,9 @@ impl Lanes {
             }
             walk(&mut self.gets, &mut self.ending, &mut reads, &mut balance);
             walk(&mut self.traversals, &mut self.ending, &mut reads, &mut balance);
+            if !self.long.is_empty() && balance > reads.work {
+                self.bring_piece(&mut reads, done);
+            }
             while self.begun() < BEGUN
                 && balance > reads.work
                 && let Some(call) = self.waiting.pop_front()
@@ -248,7 +275,7 @@ impl<S: Steps> Walk<S> {
 impl Beside for Lanes {
     #[inline(always)]
     fn len(&self) -> usize {
-        self.begun() + self.waiting.len()
+        self.begun() + self.waiting.len() + self.long.len()
     }
 
     fn cancel(&mut self, tag: u64) -> bool {
@@ -263,6 +290,7 @@ impl Beside for Lanes {
         out(&mut self.gets, |walk| walk.call.as_ref(), tag)
             || out(&mut self.traversals, |walk| walk.call.as_ref(), tag)
             || out(&mut self.ending, |ending| Some(&ending.call), tag)
+            || out(&mut self.long, |ending| Some(&ending.call), tag)
     }
 }
 
@@ -305,7 +333,8 @@ impl<'m> Reads<'m> {
     #[inline(always)]
     fn ask(&mut self, Place { va, key, len }: Place, last: bool) -> bool {
         let len = len as usize;
-        if len >= METERED_BYTES {
+        // Of a longer one each piece costs.
+        if (METERED_BYTES..=PIECE).contains(&len) {
             self.work += len as i64 / 8;
         }
         let known = if last { &mut self.replies } else { &mut self.way };
@@ -358,7 +387,7 @@ fn read<'m>(memory: &'m HostMemory, known: &mut Known<'m>, Place { va, key, .. }
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Builtins, GetParams, Kernel, TraversalParams, host_runner};
+    use crate::{Builtins, ConsistencyParams, GetParams, Kernel, TraversalParams, host_runner};
     use proptest::prelude::*;
     use remora_memory::{Buffer, Registry};
     use std::collections::HashMap;
@@ -452,6 +481,58 @@ mod tests {
                 let status = memory.settle(status);
                 prop_assert_eq!(result, ended(&call, status), "call {}", tag);
             }
+        }
+    }
+
+    /// Of one client two in lanes and one that is not, as another of the domain is there, and an object with a checksum.
+    #[test]
+    fn long_replies_come_in_pieces_between_which_others_run() {
+        const LONG: usize = (2 << 20) + 100;
+        let registry = Arc::new(Registry::new([4; 32]));
+        let mut bytes = Vec::from_iter((0..4096 + LONG).map(|at| (at / 7 + at / 65_537) as u8));
+        let checksum = crate::crc64(&bytes[4096..4096 + LONG - 8]).to_le_bytes();
+        bytes[4096 + LONG - 8..].copy_from_slice(&checksum);
+        for (at, word) in [(64, 1u64), (72, 0), (80, 4096)] {
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let places = [0, 1].map(|_| {
+            let buffer = Buffer::from_boxed(bytes.clone().into());
+            let pd = registry.alloc_pd();
+            (pd, registry.register(pd, &buffer, 0, buffer.len(), Some(0), Access::all()).unwrap())
+        });
+        let call = |client, tag, (pd, region): &(Pd, Arc<Region>), len| {
+            let params = TraversalParams::list(64, 1, len, region.key(), region.key());
+            let mut call = Call::new(op::TRAVERSAL, &params.encode(), len);
+            (call.pd, call.client, call.tag) = (Some(*pd), client, tag);
+            call
+        };
+        let object = |(pd, region): &(Pd, Arc<Region>)| {
+            let params = ConsistencyParams { address: 4096, key: region.key(), len: LONG as u32, max_tries: 1 };
+            let mut call = Call::new(op::CONSISTENCY, &params.encode(), LONG as u32);
+            (call.pd, call.client, call.tag) = (Some(*pd), 1, 4);
+            call
+        };
+        for prefetching in [false, true] {
+            let mut runner = host_runner(registry.clone(), prefetching, 100, Limits::default());
+            let [one, other] = &places;
+            let look_ups = [(1, one), (2, one), (3, other)].map(|(tag, place)| call(1, tag, place, LONG as u32));
+            look_ups.into_iter().chain([object(one)]).for_each(|call| assert!(runner.start(call).is_ok()));
+            let (mut long, mut short) = (0, 0);
+            while long < 4 {
+                assert!(runner.start(call(2, 0, one, 8)).is_ok());
+                runner.poll(&mut |call, status| {
+                    assert_eq!(status, Status::Ok);
+                    match call.tag {
+                        0 => short += 1,
+                        4 => assert!(call.reply[..LONG - 8] == bytes[4096..4096 + LONG - 8]),
+                        _ => assert!(call.reply == bytes[4096..]),
+                    }
+                    long += usize::from(call.tag > 0);
+                });
+            }
+            // Where accesses do not wait, those that are no look-ups make all of theirs at once.
+            let in_pieces = if prefetching { 4 } else { 2 };
+            assert!(short >= in_pieces * LONG / PIECE, "{short} others");
         }
     }
 
