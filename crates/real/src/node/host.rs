@@ -461,7 +461,7 @@ impl Host {
                 // A client that is gone hears no answer.
                 let address = self.peers.address(Qpn(call.qpn)).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
                 let answered = match call.op {
-                    _ if long => {
+                    op::FIRST..=op::LAST if long => {
                         let why = format!("calls to the node itself have {MAX_REQUEST} bytes of parameters at most");
                         Some(Answered { call, outcome: Err(why) })
                     }
