@@ -349,10 +349,10 @@ impl Rings {
         !waits && (self.rings.is_empty() || !self.signals.any())
     }
 
-    /// Whether a long message is being copied, which goes on with the next turn, whoever else has something to do.
+    /// Whether the next turn has something to copy, or may, whoever else has something to do.
     #[inline]
     pub fn is_copying(&self) -> bool {
-        self.coming > 0 || !self.retries.is_empty()
+        self.coming > 0 || self.copied >= PIECE || !self.retries.is_empty()
     }
 
     /// The number of a call that is done with, whose answer had to wait: [release](crate::CallTable::release) it.
@@ -854,6 +854,7 @@ mod tests {
         assert!(table.take(0, &mut rings).is_none() && rings.is_copying());
         assert!(rings.bytes.under_way(1) as usize * UNIT >= 1 << 20);
         rings.close(first);
+        rings.begin_turn(0);
         assert_eq!((rings.bytes.under_way(1), rings.is_copying()), (0, false));
     }
 
