@@ -4,7 +4,7 @@
 //! writer changes it in place with no lock, so a read may catch it half-written.
 
 use crate::call::{Call, Status};
-use crate::memory::Memory;
+use crate::memory::{Memory, PIECE};
 
 /// Bytes of the count of tries at the end of the reply.
 pub const TRIES_BYTES: usize = 4;
@@ -67,15 +67,25 @@ pub(crate) async fn run<M: Memory>(memory: &M, call: &mut Call) -> Result<(), St
     if payload + TRIES_BYTES > call.reply_limit as usize {
         return Err(Status::ReplyTooLong);
     }
-    // The room is made before the read that pays, and its length is the caller's word.
-    memory.afford(params.len as usize)?;
-    call.reply.resize(params.len as usize, 0);
+    let (len, reply) = (params.len as usize, &mut call.reply);
+    // The room is made before the reads that pay, and its length is the caller's word.
+    memory.afford(len)?;
+    reply.reserve_exact(len);
     for tries in 1..=params.max_tries {
-        memory.read(params.key, params.address, &mut call.reply).await?;
-        let (bytes, crc) = call.reply.split_at(payload);
-        if crc64(bytes).to_le_bytes() == crc {
-            call.reply.truncate(payload);
-            call.reply.extend_from_slice(&tries.to_le_bytes());
+        let mut digest = crc64fast::Digest::new();
+        for from in (0..len).step_by(PIECE) {
+            let to = len.min(from + PIECE);
+            reply.resize(reply.len().max(to), 0);
+            let piece = &mut reply[from..to];
+            memory.read(params.key, params.address.wrapping_add(from as u64), piece).await?;
+            digest.write(&piece[..payload.saturating_sub(from).min(to - from)]);
+            if to - from >= PIECE / 16 {
+                memory.spend((to - from) as u64 / 4);
+            }
+        }
+        if digest.sum64().to_le_bytes() == reply[payload..] {
+            reply.truncate(payload);
+            reply.extend_from_slice(&tries.to_le_bytes());
             return Ok(());
         }
     }

@@ -8,7 +8,7 @@ use crate::call::{Call, Status};
 use crate::get::Get;
 use crate::host::{HostMemory, METERED_BYTES, PREFETCH_BYTES};
 use crate::kv::{Find, Rewrite};
-use crate::memory::Limits;
+use crate::memory::{Limits, PIECE};
 use crate::pool::{Beside, POLL};
 use crate::steps::{Held, LINE, Read, Steps, Stop};
 use crate::traversal::Traversal;
@@ -273,6 +273,10 @@ impl<S: Steps> Walk<S> {
         if last && len > self.room {
             return Next::Fails(Status::ReplyTooLong.into());
         }
+        if last && len as usize > PIECE {
+            // It is read in pieces, between which others run.
+            return Next::Fails(Stop::Apart);
+        }
         if self.accesses == 0 {
             return Next::Fails(Status::StepLimit.into());
         }
@@ -411,7 +415,7 @@ fn read<'m>(memory: &'m HostMemory, known: &mut Known<'m>, Place { va, key, .. }
 mod tests {
     use super::*;
     use crate::kv::{self, KvParams, KvRef};
-    use crate::{Builtins, GetParams, Kernel, TraversalParams, host_runner};
+    use crate::{Builtins, ConsistencyParams, GetParams, Kernel, TraversalParams, host_runner};
     use proptest::prelude::*;
     use remora_memory::{Buffer, Registry};
     use std::collections::HashMap;
@@ -604,6 +608,57 @@ mod tests {
                 bytes
             });
             prop_assert!(bytes[0] == bytes[1], "the stores are not the same");
+        }
+    }
+
+    /// Of one client three that begin in lanes or not, as another of the domain is there, and an object with a checksum.
+    #[test]
+    fn long_replies_come_in_pieces_between_which_others_run() {
+        const LONG: usize = (2 << 20) + 100;
+        let registry = Arc::new(Registry::new([4; 32]));
+        let mut bytes = Vec::from_iter((0..4096 + LONG).map(|at| (at / 7 + at / 65_537) as u8));
+        let checksum = crate::crc64(&bytes[4096..4096 + LONG - 8]).to_le_bytes();
+        bytes[4096 + LONG - 8..].copy_from_slice(&checksum);
+        for (at, word) in [(64, 1u64), (72, 0), (80, 4096)] {
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let places = [0, 1].map(|_| {
+            let buffer = Buffer::from_boxed(bytes.clone().into());
+            let pd = registry.alloc_pd();
+            (pd, registry.register(pd, &buffer, 0, buffer.len(), Some(0), Access::all()).unwrap())
+        });
+        let call = |client, tag, (pd, region): &(Pd, Arc<Region>), len| {
+            let params = TraversalParams::list(64, 1, len, region.key(), region.key());
+            let mut call = Call::new(op::TRAVERSAL, &params.encode(), len);
+            (call.pd, call.client, call.tag) = (Some(*pd), client, tag);
+            call
+        };
+        let object = |(pd, region): &(Pd, Arc<Region>)| {
+            let params = ConsistencyParams { address: 4096, key: region.key(), len: LONG as u32, max_tries: 1 };
+            let mut call = Call::new(op::CONSISTENCY, &params.encode(), LONG as u32);
+            (call.pd, call.client, call.tag) = (Some(*pd), 1, 4);
+            call
+        };
+        for prefetching in [false, true] {
+            let mut runner = host_runner(registry.clone(), prefetching, 100, Limits::default());
+            let [one, other] = &places;
+            let look_ups = [(1, one), (2, one), (3, other)].map(|(tag, place)| call(1, tag, place, LONG as u32));
+            look_ups.into_iter().chain([object(one)]).for_each(|call| assert!(runner.start(call).is_ok()));
+            let (mut long, mut short) = (0, 0);
+            while long < 4 {
+                assert!(runner.start(call(2, 0, one, 8)).is_ok());
+                runner.poll(&mut |call, status| {
+                    assert_eq!(status, Status::Ok);
+                    match call.tag {
+                        0 => short += 1,
+                        4 => assert!(call.reply[..LONG - 8] == bytes[4096..4096 + LONG - 8]),
+                        _ => assert!(call.reply == bytes[4096..]),
+                    }
+                    long += usize::from(call.tag > 0);
+                });
+            }
+            // Where accesses do not wait, a call makes all of its own at once.
+            assert!(!prefetching || short >= 4 * LONG / PIECE, "{short} others");
         }
     }
 

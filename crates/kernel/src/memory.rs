@@ -3,6 +3,9 @@
 use remora_memory::{Scatter, Words, WordsMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+/// Bytes that a kernel reads at once, where it reads more: others run in between.
+pub(crate) const PIECE: usize = 64 << 10;
+
 /// Memory as one place reaches it. A key names a memory region, an address lies within it.
 ///
 /// Rights are those that the caller of the kernel has by one-sided verbs.

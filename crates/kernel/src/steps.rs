@@ -10,7 +10,7 @@ use crate::builtins::op;
 use crate::call::{Call, Status};
 use crate::host::HostMemory;
 use crate::lanes::Lanes;
-use crate::memory::Memory;
+use crate::memory::{Memory, PIECE};
 use crate::pool::Short;
 use remora_memory::{Pd, Region};
 use std::pin::Pin;
@@ -81,8 +81,15 @@ pub(crate) async fn run<S: Steps, M: Memory>(memory: &M, call: &mut Call) -> Res
         memory.read(read.key, read.va, &mut line[..read.len as usize]).await?;
         read = steps.next(&line).map_err(ended)?;
     }
-    let reply = call.grow_reply(read.len as usize)?;
-    Ok(memory.read(read.key, read.va, reply).await?)
+    let len = read.len as usize;
+    if len > call.reply_room() {
+        return Err(Status::ReplyTooLong);
+    }
+    for from in (0..len.max(1)).step_by(PIECE) {
+        let reply = call.grow_reply(PIECE.min(len - from))?;
+        memory.read(read.key, read.va.wrapping_add(from as u64), reply).await?;
+    }
+    Ok(())
 }
 
 /// Room for a call of a tree's kernel that goes in steps over registered memory.

@@ -140,6 +140,7 @@ impl Kernels {
             return 0;
         }
         let mut work = 0;
+        self.rings.begin_turn(now);
         self.placing.iter_mut().for_each(|placing| placing.look());
         self.start_waiting(now, nic);
         let alive = |qp| nic.qp_state(qp).is_ok_and(|state| !matches!(state, QpState::Err | QpState::Reset));
@@ -173,7 +174,6 @@ impl Kernels {
         }
         // A long message that is copied piece by piece.
         work += usize::from(self.rings.is_copying());
-        self.rings.end_unread(now);
         while let Some(number) = self.rings.poll_released() {
             self.calls.release(number);
         }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use remora_kernel::{ConsistencyParams, Placement, Status, crc64, op};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion, RingConfig};
 use remora_ring::{Notify, RingShape};
-use remora_service::control::op::RING_OPEN;
+use remora_service::control::op::{KERNEL_REMOVE, PATH, RING_OPEN};
 use remora_service::control::{RingParams, RingPlace};
-use remora_service::most_reply;
+use remora_service::{MAX_REPLY, MAX_REQUEST, most_reply};
 use remora_testing::eventually;
 
 const PLACES: [Placement; 2] = [Placement::Nic, Placement::Host];
@@ -134,6 +134,28 @@ fn replies_by_rings_are_as_long_as_the_ring_and_short_calls_go_on_beside_them() 
     assert!(error.starts_with("5000 bytes of parameters for kernel 0x3 at the host"), "{error}");
     assert!(error.contains("4064 at most") && error.contains("open rings"), "{error}");
     assert!(node.is_serving());
+}
+
+/// By however long rings: each is answered in one go.
+#[test]
+fn calls_to_the_node_itself_are_as_short_as_those_in_messages() {
+    let _node = node(6);
+    let mut client = client(6, 2, LinkKind::Shm);
+    let shape = RingShape::new(1024, 4096).unwrap();
+    client.open_rings(Placement::Host, RingConfig { shape, ..RingConfig::default() }).expect("rings");
+    let mut ask = |op, params: &[u8]| {
+        client.submit_by_ring(Placement::Host, op, params, 1).expect("room");
+        let mut answer = None;
+        while answer.is_none() {
+            client.poll(&mut |_, status, reply| answer = Some((status, reply.to_vec()))).expect("connection");
+        }
+        answer.expect("one")
+    };
+    let (status, zeros) = ask(PATH, &(1u32 << 20).to_le_bytes());
+    assert_eq!((status, zeros.len()), (Status::Ok, MAX_REPLY));
+    let (status, why) = ask(KERNEL_REMOVE, &[0; MAX_REQUEST + 1]);
+    let why = String::from_utf8_lossy(&why).into_owned();
+    assert!(status == Status::BadParams && why.contains("4096 bytes"), "{status:?}: {why}");
 }
 
 /// Opens a pair of rings by hand: where the request ring is.

@@ -418,6 +418,29 @@ fn who_needs_room_that_its_peer_has_not_told_of_asks_for_it() {
     }
 }
 
+/// Whatever stands in its pointer word, a peer costs no more than a WRITE for each of its messages.
+#[test]
+fn who_asks_for_room_without_end_is_told_once_a_message() {
+    let shape = RingShape::new(16, 64).unwrap();
+    let (mut client, mut server) = pair(shape, Notify::Ring);
+    let mut out = Vec::new();
+    for n in 0..200_u64 {
+        client.end.push(&[b"a request"]).unwrap().unwrap();
+        client.post();
+        client.land(&server, usize::MAX);
+        let asks = |more: u64| server.ring.store_u64(shape.pointer(), n.wrapping_add(more) & 0xffff_ffff).unwrap();
+        asks(17 + n % 16);
+        assert!(server.end.poll(&mut out).unwrap());
+        assert!(matches!(server.end.poll_write(), Some(RingWrite::Pointer { .. })), "it has read one more");
+        for more in [17, 33, 0, u64::MAX] {
+            asks(more);
+            assert!(!server.end.wants_write() && server.end.poll_write().is_none());
+        }
+        // It hears of it.
+        client.ring.store_u64(shape.pointer(), (n + 1) << 32).unwrap();
+    }
+}
+
 /// Both ends in one memory: stores instead of WRITEs, between two threads.
 #[test]
 #[allow(clippy::disallowed_methods, reason = "this test is a world")]

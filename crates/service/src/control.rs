@@ -36,6 +36,8 @@ pub const PORT: u16 = 7411;
 pub mod op {
     /// The first of them; kernels' op-codes are below.
     pub const FIRST: u64 = ALLOC;
+    /// The last that there is, but for extensions.
+    pub const LAST: u64 = PLACE;
     /// Registers memory: length u64, and whether it may grow u8 (if it is there) -> address u64, key u32.
     pub const ALLOC: u64 = 0x1001;
     /// Gives it back: key u32.

@@ -1,19 +1,20 @@
-//! How long calls by rings may be, and what of the place's memory long ones may hold.
+//! How long calls by rings may be, and what they count of the place's memory.
 
 use remora_ring::RingShape;
 
 use crate::ring_call::{RingCall, RingReply};
+#[cfg(doc)]
 use crate::share::Shares;
 
 /// Bytes of parameters, and of a reply, that a call has at most, by however long a ring.
 pub const MAX_RING_MESSAGE: usize = 16 << 20;
 /// Bytes of parameters, and of a reply, that any call may hold: what is copied in one go while others wait.
 pub const SHORT_RING_MESSAGE: usize = 128 << 10;
-/// Bytes of parameters and replies beyond those that the calls of a place hold, of which each client has its [share](Shares):
+/// Bytes of longer parameters and replies that the calls of a place hold, of which each client has its [share](Shares):
 /// one alone half, and the last call that it may make on top.
 pub const RING_BYTES: usize = 256 << 20;
 /// What is counted at once.
-const UNIT: usize = 64 << 10;
+pub(crate) const UNIT: usize = 64 << 10;
 
 /// Bytes of parameters that a call by a ring of this shape has at most.
 pub const fn most_params(shape: RingShape) -> usize {
@@ -29,108 +30,57 @@ const fn least(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }
 
-/// What a long call holds, counted from before its parameters are copied until its reply is in the caller's ring, with all
-/// the room that the caller has for that. So a call that was begun never waits for bytes that others hold.
-#[derive(Debug)]
-pub(crate) struct RingBudget {
-    shares: Shares,
-    /// By client: what `ended` was when it had no bytes for its next call.
-    waits: Vec<u64>,
-    /// Long calls that have ended, and one.
-    ended: u64,
-}
-
-impl RingBudget {
-    pub fn new(bytes: usize) -> Self {
-        Self { shares: Shares::new(bytes / UNIT), waits: Vec::new(), ended: 1 }
-    }
-
-    /// What a call counts: nothing if it is short.
-    #[inline]
-    pub fn units(params: usize, room: usize) -> u32 {
-        let long = |len: usize| len.saturating_sub(SHORT_RING_MESSAGE);
-        (long(params) + long(room)).div_ceil(UNIT) as u32
-    }
-
-    /// Whether it is worth asking for a client's next call: not if there were no bytes for it, and no call has ended since.
-    #[inline]
-    pub fn may_ask(&self, client: u32) -> bool {
-        self.waits.get(client as usize) != Some(&self.ended)
-    }
-
-    /// A call begins, if it may.
-    pub fn begin(&mut self, client: u32, units: u32) -> bool {
-        if units == 0 {
-            return true;
-        }
-        if !self.shares.may_start(client) {
-            let at = client as usize;
-            self.waits.resize(self.waits.len().max(at + 1), 0);
-            self.waits[at] = self.ended;
-            return false;
-        }
-        self.shares.begin_many(client, units);
-        true
-    }
-
-    /// A call has ended.
-    #[inline]
-    pub fn end(&mut self, client: u32, units: u32) {
-        if units > 0 {
-            self.shares.end_many(client, units);
-            self.ended += 1;
-        }
-    }
-
-    /// Bytes that a client's long calls hold.
-    #[cfg(test)]
-    pub fn held(&self, client: u32) -> usize {
-        self.shares.under_way(client) as usize * UNIT
-    }
+/// What a call counts by what is longer than [`SHORT_RING_MESSAGE`], its parameters and the room for its reply: nothing if
+/// neither is.
+#[inline]
+pub(crate) fn units(params: usize, room: usize) -> u32 {
+    let long = |len: usize| if len > SHORT_RING_MESSAGE { len } else { 0 };
+    (long(params) + long(room)).div_ceil(UNIT) as u32
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::Shares;
     use proptest::prelude::*;
 
     #[test]
     fn calls_by_rings_as_long_as_they_are_by_default_count_nothing() {
         let shape = RingShape::default();
-        assert_eq!(RingBudget::units(most_params(shape), most_reply(shape)), 0);
+        assert_eq!(units(most_params(shape), most_reply(shape)), 0);
         let shape = RingShape::new(1024, 4096).unwrap();
         assert_eq!((most_params(shape), most_reply(shape)), ((4 << 20) - 9 - 16, (4 << 20) - 9 - 8));
-        assert_eq!(RingBudget::units(100, most_reply(shape)), 62);
+        assert_eq!(units(100, most_reply(shape)), 64);
+        assert_eq!(units(SHORT_RING_MESSAGE + 1, SHORT_RING_MESSAGE), 3);
         let shape = RingShape::new(1 << 16, 4096).unwrap();
         assert_eq!((most_params(shape), most_reply(shape)), (MAX_RING_MESSAGE, MAX_RING_MESSAGE));
     }
 
     proptest! {
-        /// Whatever clients do: no more is held than there is and one call's, no short call waits, and who waits may ask again
-        /// once a call has ended.
+        /// Whatever clients do: no more is held than there is and one call's, and all of it is counted.
         #[test]
         fn clients_hold_no_more_than_there_is(
             steps in prop::collection::vec((0..6u32, 0..=MAX_RING_MESSAGE, any::<bool>()), 0..400),
         ) {
-            let mut budget = RingBudget::new(RING_BYTES);
+            let mut bytes = Shares::new(RING_BYTES / UNIT);
             let mut calls = Vec::new();
             for (client, len, begins) in steps {
-                let units = RingBudget::units(len, MAX_RING_MESSAGE - len);
-                prop_assert!(budget.begin(client, 0));
-                if begins {
-                    let held = budget.held(client);
-                    match budget.begin(client, units) {
-                        true => calls.push((client, units)),
-                        false => prop_assert!(held > 0 || calls.len() > 4, "who holds nothing is kept out by many alone"),
+                if !begins {
+                    if let Some((client, len)) = (!calls.is_empty()).then(|| calls.swap_remove(len % calls.len())) {
+                        bytes.end_many(client, units(len, MAX_RING_MESSAGE - len));
                     }
-                } else if !calls.is_empty() {
-                    let (client, units) = calls.swap_remove(len % calls.len());
-                    budget.end(client, units);
-                    prop_assert!(units == 0 || (0..6).all(|client| budget.may_ask(client)));
+                } else if bytes.may_start(client) {
+                    bytes.begin_many(client, units(len, MAX_RING_MESSAGE - len));
+                    calls.push((client, len));
+                } else {
+                    let holds = bytes.under_way(client) > 0;
+                    prop_assert!(holds || calls.len() > 4, "who holds nothing is kept out by many alone");
                 }
-                let held: usize = (0..6).map(|client| budget.held(client)).sum();
-                prop_assert!(held <= RING_BYTES + 2 * MAX_RING_MESSAGE);
-                prop_assert_eq!(held, calls.iter().map(|(_, units)| *units as usize * UNIT).sum::<usize>());
+                let counted = (0..6).map(|client| bytes.under_way(client) as usize * UNIT).sum::<usize>();
+                prop_assert!(counted <= RING_BYTES + 2 * MAX_RING_MESSAGE);
+                let long = |len: usize| if len > SHORT_RING_MESSAGE { len } else { 0 };
+                let held = calls.iter().map(|(_, len)| long(*len) + long(MAX_RING_MESSAGE - len)).sum::<usize>();
+                prop_assert!((held..=held + calls.len() * UNIT).contains(&counted));
             }
         }
     }

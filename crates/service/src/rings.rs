@@ -13,7 +13,7 @@ use remora_ring::{Notify, PushError, RingEnd, RingError, RingScheduler, RingWrit
 
 use crate::MAX_CALLS;
 use crate::ingress::{Ingress, Release, TakenCall};
-use crate::ring_budget::{MAX_RING_MESSAGE, RING_BYTES, RingBudget, SHORT_RING_MESSAGE, most_reply};
+use crate::ring_budget::{MAX_RING_MESSAGE, RING_BYTES, SHORT_RING_MESSAGE, UNIT, most_reply, units};
 use crate::ring_call::{RingCall, RingReply};
 use crate::share::Shares;
 
@@ -22,7 +22,8 @@ pub const RINGS: u32 = 4096;
 /// Calls by rings that may be under way at a place, of which each client has its [share](Shares): one alone as many as RAMBDA's
 /// table of outstanding requests (section V).
 pub const RING_CALLS: usize = 512;
-/// Bytes of a long call's parameters, or of a reply, that are copied before others have their turn.
+/// Bytes of a long call's parameters, or of a reply, that are copied before others have their turn; and bytes of parameters after
+/// which no more calls are taken in a turn.
 const PIECE: usize = 32 << 10;
 /// Nanoseconds after which a client that makes no room for its answers loses its connection.
 const ANSWERS_WAIT: Time = 10_000_000_000;
@@ -35,15 +36,20 @@ pub struct Rings {
     scheduler: RingScheduler,
     /// Of calls that were taken and have no answer in a ring yet.
     shares: Shares,
-    /// Of bytes that long ones hold.
-    budget: RingBudget,
+    /// Of bytes that long ones hold, in [`UNIT`]s: from before the parameters are copied until the reply is in the caller's
+    /// ring, with all the room that there is for it. So a call that was begun never waits for bytes that others hold.
+    bytes: Shares,
+    /// Rings whose clients had no bytes left for the next call of theirs.
+    waiting: RingScheduler,
     /// Rings whose next call is taken in part.
     coming: usize,
+    /// Bytes of parameters that were taken in this turn.
+    copied: usize,
     /// Rings with something to write, each once.
     dirty: VecDeque<u32>,
     /// How many rings have answers that there was no room for, and those of them whose clients wrote something since, each once.
     holding: usize,
-    retries: VecDeque<u32>,
+    retries: RingScheduler,
     /// The ring that was last looked at for answers that wait too long.
     looked_at: u32,
     /// Numbers of calls that are done with.
@@ -61,19 +67,20 @@ struct Ring {
     pair: RingPair,
     client: u32,
     is_dirty: bool,
-    /// A long call that is taken in part.
+    /// A call that is taken in part.
     coming: Option<Coming>,
     /// Answers that there was no room for yet, and long ones.
     held: VecDeque<Held>,
     /// Since when there are some, once somebody has looked.
     held_since: Option<Time>,
-    retries: bool,
 }
 
-/// A long call of which a part is taken.
+/// A call of which a part is taken.
 struct Coming {
     call: RingCall,
     params: Vec<u8>,
+    /// Bytes that are copied at once.
+    piece: usize,
     /// What it counts.
     units: u32,
 }
@@ -108,33 +115,43 @@ impl Ring {
         self.pair.end.shape().bytes() > SHORT_RING_MESSAGE
     }
 
-    /// Takes the next call, or a piece of it. One whose share of bytes is used up stays in the ring.
-    fn take(&mut self, budget: &mut RingBudget, params: &mut Vec<u8>) -> Result<Taken, RingError> {
-        let end = &mut self.pair.end;
-        if self.coming.is_none() {
+    /// Whether it is to be put where those are that have something to write.
+    #[inline]
+    fn gets_dirty(&mut self) -> bool {
+        self.pair.end.wants_write() && !std::mem::replace(&mut self.is_dirty, true)
+    }
+
+    /// Takes the next call, or a piece of it. One that there are no bytes for stays in the ring.
+    fn take(&mut self, bytes: &mut Shares, params: &mut Vec<u8>) -> Result<Taken, RingError> {
+        let Self { pair: RingPair { end, .. }, client, coming, .. } = self;
+        if coming.is_none() {
             let mut front = [0; RingCall::LEN];
             let Some(len) = end.peek(&mut front)? else { return Ok(Taken::None) };
             let Some(len) = len.checked_sub(RingCall::LEN) else {
                 return Err(RingError::Short { len: len as u32, least: RingCall::LEN as u32 });
             };
             let call = RingCall::decode(&front);
-            let units = RingBudget::units(len, (call.room as usize).min(most_reply(end.shape())));
-            if !budget.begin(self.client, units) {
-                return Ok(Taken::Waits);
+            let units = units(len, (call.room as usize).min(most_reply(end.shape())));
+            if units > 0 {
+                if !bytes.may_start(*client) {
+                    return Ok(Taken::Waits);
+                }
+                bytes.begin_many(*client, units);
             }
-            if len <= SHORT_RING_MESSAGE {
-                let taken = end.poll_part(RingCall::LEN, params, len);
-                return taken.inspect_err(|_| budget.end(self.client, units)).map(|_| Taken::Whole(call, units));
-            }
-            self.coming = Some(Coming { call, params: Vec::new(), units });
+            let piece = if len <= SHORT_RING_MESSAGE { len } else { PIECE };
+            *coming = Some(Coming { call, params: std::mem::take(params), piece, units });
         }
-        let Some(coming) = &mut self.coming else { return Ok(Taken::None) };
-        if !end.poll_part(RingCall::LEN, &mut coming.params, PIECE)? {
+        let Some(Coming { params: taken, piece, .. }) = coming else { return Ok(Taken::None) };
+        let whole = end.poll_part(RingCall::LEN, taken, *piece);
+        if whole == Ok(false) {
             return Ok(Taken::Part);
         }
-        let Some(Coming { call, params: taken, units }) = self.coming.take() else { return Ok(Taken::None) };
+        let Some(Coming { call, params: taken, units, .. }) = coming.take() else { return Ok(Taken::None) };
         *params = taken;
-        Ok(Taken::Whole(call, units))
+        if whole.is_err() && units > 0 {
+            bytes.end_many(*client, units);
+        }
+        whole.map(|_| Taken::Whole(call, units))
     }
 }
 
@@ -227,11 +244,13 @@ impl Default for Rings {
             signals: Arc::new(Signals::new(RINGS)),
             scheduler: RingScheduler::default(),
             shares: Shares::new(RING_CALLS),
-            budget: RingBudget::new(RING_BYTES),
+            bytes: Shares::new(RING_BYTES / UNIT),
+            waiting: RingScheduler::default(),
             coming: 0,
+            copied: 0,
             dirty: VecDeque::new(),
             holding: 0,
-            retries: VecDeque::new(),
+            retries: RingScheduler::default(),
             looked_at: 0,
             released: Vec::new(),
             faults: Vec::new(),
@@ -250,6 +269,7 @@ impl Rings {
     /// As many requests of a client are taken in a turn from now on.
     pub fn set_weight(&mut self, client: u32, weight: u32) {
         self.scheduler.set_weight(client, weight);
+        self.retries.set_weight(client, weight);
     }
 
     /// A client, by its [number](Shares::client_of), has a pair of rings from now on. Returns the pair's number, which
@@ -272,7 +292,7 @@ impl Rings {
         self.signals.clear(ring);
         let (id, held) = (self.opened, VecDeque::new());
         self.rings[ring as usize] =
-            Some(Ring { id, pair, client, is_dirty: false, coming: None, held, held_since: None, retries: false });
+            Some(Ring { id, pair, client, is_dirty: false, coming: None, held, held_since: None });
         // What came before its taps were there.
         self.signals.set(ring);
         Ok(ring)
@@ -282,17 +302,18 @@ impl Rings {
     pub fn close(&mut self, ring: u32) {
         let Some(closed) = self.rings.get_mut(ring as usize).and_then(Option::take) else { return };
         self.scheduler.sleep(ring);
+        self.waiting.sleep(ring);
         self.holding -= usize::from(!closed.held.is_empty());
         for Held { number, units, .. } in closed.held {
             self.ended(closed.client, units);
             self.released.push(number);
         }
         if let Some(Coming { units, .. }) = closed.coming {
-            self.budget.end(closed.client, units);
+            self.ended_long(closed.client, units);
             self.coming -= 1;
         }
         self.dirty.retain(|&other| other != ring);
-        self.retries.retain(|&other| other != ring);
+        self.retries.sleep(ring);
         self.free.push(ring);
     }
 
@@ -300,7 +321,14 @@ impl Rings {
     #[inline]
     fn ended(&mut self, client: u32, units: u32) {
         self.shares.end(client);
-        self.budget.end(client, units);
+        self.ended_long(client, units);
+    }
+
+    #[inline]
+    fn ended_long(&mut self, client: u32, units: u32) {
+        if units > 0 {
+            self.bytes.end_many(client, units);
+        }
     }
 
     /// Pairs that are open.
@@ -316,15 +344,15 @@ impl Rings {
     /// Whether there is nothing to do: no signal, no call that waits, nothing to write or to release.
     #[inline]
     pub fn is_still(&self) -> bool {
-        let waits =
-            !self.scheduler.is_empty() || !self.dirty.is_empty() || self.holding > 0 || !self.released.is_empty();
+        let waits = !self.scheduler.is_empty() || !self.waiting.is_empty() || !self.dirty.is_empty();
+        let waits = waits || self.holding > 0 || !self.released.is_empty();
         !waits && (self.rings.is_empty() || !self.signals.any())
     }
 
-    /// Whether a long message is being copied, which goes on with the next turn, whoever else has something to do.
+    /// Whether the next turn has something to copy, or may, whoever else has something to do.
     #[inline]
     pub fn is_copying(&self) -> bool {
-        self.coming > 0 || !self.retries.is_empty()
+        self.coming > 0 || self.copied >= PIECE || !self.retries.is_empty()
     }
 
     /// The number of a call that is done with, whose answer had to wait: [release](crate::CallTable::release) it.
@@ -348,15 +376,11 @@ impl Rings {
     /// Whether there may be something to write.
     #[inline]
     pub fn wants_write(&self) -> bool {
-        !self.dirty.is_empty() || self.holding > 0 && (!self.retries.is_empty() || self.signals.any())
+        !self.dirty.is_empty()
     }
 
     /// The next WRITE to post, by a queue pair that has `room` for one.
     pub fn next_write(&mut self, room: impl Fn(Qpn) -> bool) -> Option<RingPost> {
-        if self.holding > 0 {
-            self.hear();
-            self.push_held();
-        }
         for _ in 0..self.dirty.len() {
             let number = *self.dirty.front()?;
             let Some(Some(ring)) = self.rings.get_mut(number as usize) else {
@@ -378,11 +402,18 @@ impl Rings {
         None
     }
 
-    /// Looks at one pair, another each time: who has made no room for its answers for too long holds what others wait for.
-    pub fn end_unread(&mut self, now: Time) {
-        if self.holding == 0 {
-            return;
+    /// A turn begins, of which there is one for each time that the driver takes calls, runs and answers them.
+    pub fn begin_turn(&mut self, now: Time) {
+        self.copied = 0;
+        if self.holding > 0 {
+            self.hear();
+            self.push_held();
+            self.end_unread(now);
         }
+    }
+
+    /// Looks at one pair, another each time: who has made no room for its answers for too long holds what others wait for.
+    fn end_unread(&mut self, now: Time) {
         self.looked_at = if (self.looked_at as usize) + 1 < self.rings.len() { self.looked_at + 1 } else { 0 };
         let Some(Some(ring)) = self.rings.get_mut(self.looked_at as usize) else { return };
         if ring.held.is_empty() {
@@ -411,54 +442,55 @@ impl Rings {
                 return;
             }
             scheduler.wake(ring.client, number);
-            if !ring.held.is_empty() && !std::mem::replace(&mut ring.retries, true) {
-                retries.push_back(number);
+            if !ring.held.is_empty() {
+                retries.wake(ring.client, number);
             }
         });
     }
 
-    /// Answers that had no room may have some now, where the client has written since; and long ones go on.
+    /// Answers that had no room may have some now, where the client has written since; and long ones go on. A piece in all, so
+    /// that others have their turns.
     fn push_held(&mut self) {
         let mut left = PIECE;
-        for _ in 0..self.retries.len() {
-            let Some(number) = self.retries.pop_front() else { return };
-            let Some(Some(ring)) = self.rings.get_mut(number as usize) else { continue };
-            ring.retries = false;
-            while let Some(held) = ring.held.front_mut() {
+        while left > 0
+            && let Some(number) = self.retries.next(|_| true)
+        {
+            let Some(Some(ring)) = self.rings.get_mut(number as usize) else {
+                self.retries.sleep(number);
+                continue;
+            };
+            while left > 0
+                && let Some(held) = ring.held.front_mut()
+            {
                 let before = held.laid;
                 let pushed = ring.pair.end.push_part(&[&held.front, &held.reply], &mut held.laid, left);
-                match pushed {
-                    Ok(Ok(true)) => self.released.push(held.number),
-                    Ok(Ok(false)) => ring.retries = true,
-                    // It may have asked for room.
-                    Ok(Err(_)) => {}
-                    Err(error) => self.faults.push(RingFault { qpn: ring.pair.qpn, error }),
+                left -= held.laid - before;
+                if let Ok(Ok(is_in)) = pushed {
+                    ring.held_since = None;
+                    if is_in {
+                        let Some(Held { number, units, .. }) = ring.held.pop_front() else { break };
+                        self.released.push(number);
+                        self.shares.end(ring.client);
+                        if units > 0 {
+                            self.bytes.end_many(ring.client, units);
+                        }
+                    }
+                    continue;
                 }
-                if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
-                    self.dirty.push_back(number);
+                if let Err(error) = pushed {
+                    self.faults.push(RingFault { qpn: ring.pair.qpn, error });
                 }
-                // Short ones are as many as have room.
-                if held.reply.len() > SHORT_RING_MESSAGE {
-                    left -= held.laid - before;
-                }
-                let Ok(Ok(is_in)) = pushed else { break };
-                ring.held_since = None;
-                if !is_in {
-                    break;
-                }
-                self.shares.end(ring.client);
-                self.budget.end(ring.client, held.units);
-                ring.held.pop_front();
+                self.retries.sleep(number);
+                break;
+            }
+            // It may also have asked for room.
+            if ring.gets_dirty() {
+                self.dirty.push_back(number);
             }
             if ring.held.is_empty() {
                 self.holding -= 1;
+                self.retries.sleep(number);
                 self.scheduler.wake(ring.client, number);
-            }
-            if ring.retries {
-                self.retries.push_back(number);
-            }
-            if left == 0 {
-                return;
             }
         }
     }
@@ -469,15 +501,25 @@ impl Ingress for Rings {
 
     #[inline]
     fn is_waiting(&self) -> bool {
-        self.signals.any() || !self.scheduler.is_empty()
+        self.signals.any() || !self.scheduler.is_empty() || !self.waiting.is_empty()
     }
 
     fn poll(&mut self, shares: &Shares, call: &mut Call) -> Option<TakenCall<RingAsker>> {
+        // However many calls there are: others have their turns between those that bring much.
+        if self.copied >= PIECE {
+            return None;
+        }
         self.hear();
-        let Self { rings, scheduler, shares: own, budget, coming, faults, dirty, .. } = self;
+        let Self { rings, scheduler, waiting, shares: own, bytes, coming, copied, faults, dirty, .. } = self;
+        // One at a time: the others of its client may have to wait on.
+        if let Some(number) = waiting.next(|client| bytes.may_start(client)) {
+            waiting.sleep(number);
+            if let Some(Some(ring)) = rings.get(number as usize) {
+                scheduler.wake(ring.client, number);
+            }
+        }
         loop {
-            let may = |client| own.may_start(client) && shares.may_start(client) && budget.may_ask(client);
-            let number = scheduler.next(may)?;
+            let number = scheduler.next(|client| own.may_start(client) && shares.may_start(client))?;
             let ring = rings.get_mut(number as usize).and_then(Option::as_mut);
             // One whose answers have no room has no more calls taken: it is to read first, and wakes then.
             let Some(ring) = ring.filter(|ring| ring.held.is_empty()) else {
@@ -487,7 +529,7 @@ impl Ingress for Rings {
             call.recycle(0, 0);
             let was_coming = ring.coming.is_some();
             let taken = match ring.is_long() {
-                true => ring.take(budget, &mut call.params),
+                true => ring.take(bytes, &mut call.params),
                 false => {
                     let mut front = [0; RingCall::LEN];
                     let mut rest = &mut front[..];
@@ -502,14 +544,19 @@ impl Ingress for Rings {
             *coming = *coming + usize::from(ring.coming.is_some()) - usize::from(was_coming);
             let (RingCall { op, tag, room }, units) = match taken {
                 Ok(Taken::Whole(call, units)) => (call, units),
-                // Others have their turns between its pieces.
-                Ok(Taken::Part) => return None,
-                Ok(Taken::Waits) => continue,
-                Ok(Taken::None) => {
-                    if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
+                Ok(Taken::Part) => {
+                    *copied = PIECE;
+                    return None;
+                }
+                Ok(waits @ (Taken::Waits | Taken::None)) => {
+                    if ring.gets_dirty() {
                         dirty.push_back(number);
                     }
                     scheduler.sleep(number);
+                    // Others of its client may have short ones.
+                    if let Taken::Waits = waits {
+                        waiting.wake(ring.client, number);
+                    }
                     continue;
                 }
                 Err(error) => {
@@ -520,7 +567,7 @@ impl Ingress for Rings {
             };
             // One that comes later signals again: the next turn need not look.
             if !ring.pair.end.receiver().has_begun() {
-                if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
+                if ring.gets_dirty() {
                     dirty.push_back(number);
                 }
                 scheduler.sleep(number);
@@ -529,6 +576,7 @@ impl Ingress for Rings {
             (call.op, call.reply_limit) = (op, room);
             (call.qpn, call.pd) = (ring.pair.qpn.0, Some(ring.pair.pd));
             own.begin(ring.client);
+            *copied += call.params.len();
             let asker = RingAsker { ring: number, id: ring.id, client: ring.client, tag, room, units };
             return Some(TakenCall { client: ring.client, stream: None, asker });
         }
@@ -553,7 +601,7 @@ impl Ingress for Rings {
         let is_long = call.reply.len() > SHORT_RING_MESSAGE;
         if ring.held.is_empty() {
             let pushed = if is_long { Ok(Err(PushError::Full)) } else { ring.pair.end.push(&[&front, &call.reply]) };
-            if ring.pair.end.wants_write() && !std::mem::replace(&mut ring.is_dirty, true) {
+            if ring.gets_dirty() {
                 self.dirty.push_back(at);
             }
             match pushed {
@@ -569,8 +617,8 @@ impl Ingress for Rings {
                 }
             }
             // A long one is laid down from the next turn on.
-            if is_long && !std::mem::replace(&mut ring.retries, true) {
-                self.retries.push_back(at);
+            if is_long {
+                self.retries.wake(client, at);
             }
         }
         let reply = std::mem::take(&mut call.reply);
@@ -654,6 +702,7 @@ mod tests {
             let [laid, landed] = &self.responses;
             let (mut answers, mut front) = (Vec::new(), [0; RingReply::LEN]);
             loop {
+                rings.begin_turn(0);
                 while let Some(RingPost { op: SendOp::Write { va, .. }, data, .. }) =
                     rings.next_write(|qpn| qpn == self.qpn)
                 {
@@ -729,11 +778,12 @@ mod tests {
         let (pointer, entries) = (end.shape().pointer(), end.sender().unread());
         lazy.requests.write(pointer, &(entries << 32).to_le_bytes()).unwrap();
         rings.signals().set(first);
-        assert!(rings.wants_write() && rings.next_write(|_| true).is_some());
+        rings.begin_turn(0);
+        assert!(rings.next_write(|_| true).is_some());
         assert_eq!(std::iter::from_fn(|| rings.poll_released()).count(), 2);
         for now in [0, ANSWERS_WAIT, ANSWERS_WAIT + 1] {
             assert_eq!(rings.poll_fault(), None);
-            (0..2).for_each(|_| rings.end_unread(now));
+            (0..2).for_each(|_| rings.begin_turn(now));
         }
         let error = RingError::Unread { answers: 252 };
         assert_eq!(rings.poll_fault(), Some(RingFault { qpn: Qpn(1), error }));
@@ -794,16 +844,104 @@ mod tests {
             while let Some(number) = rings.poll_released() {
                 table.release(number);
             }
-            assert_eq!((table.under_way(), rings.budget.held(1), rings.is_copying()), (0, 0, false));
+            assert_eq!((table.under_way(), rings.bytes.under_way(1), rings.is_copying()), (0, 0, false));
         }
         assert!(rings.poll_fault().is_none());
 
         // One that ends in the middle holds nothing.
         long.end.push(&[&[0; RingCall::LEN], &bytes(1 << 20)]).unwrap().unwrap();
         long.post(&rings, first);
-        assert!(table.take(0, &mut rings).is_none() && rings.is_copying() && rings.budget.held(1) > 0);
+        assert!(table.take(0, &mut rings).is_none() && rings.is_copying());
+        assert!(rings.bytes.under_way(1) as usize * UNIT >= 1 << 20);
         rings.close(first);
-        assert_eq!((rings.budget.held(1), rings.is_copying()), (0, false));
+        rings.begin_turn(0);
+        assert_eq!((rings.bytes.under_way(1), rings.is_copying()), (0, false));
+    }
+
+    /// A client is an address: those are as many processes.
+    #[test]
+    fn a_client_whose_bytes_are_used_up_by_calls_that_come_waits_for_none_of_its_own() {
+        let (mut rings, mut table) = (Rings::default(), CallTable::new(1024));
+        let shape = RingShape::new(1 << 12, 4096).unwrap();
+        let mut callers: Vec<_> = (0..20).map(|_| open_of(&mut rings, 1, shape)).collect();
+        for (caller, ring) in &mut callers {
+            let call = RingCall { op: 9, tag: 0, room: u32::MAX };
+            caller.end.push(&[&call.encode(), &bytes(200_000)]).unwrap().unwrap();
+            caller.post(&rings, *ring);
+        }
+        let (mut short, ring) = open(&mut rings, 1);
+        let (mut ended, mut others) = (0, 0);
+        for _ in 0..400 {
+            rings.begin_turn(0);
+            short.call(&rings, ring, 1, 8);
+            while let Some(call) = table.take(0, &mut rings) {
+                *(if call.op == 9 { &mut ended } else { &mut others }) += 1;
+                table.finish(&mut rings, call, Status::Ok);
+            }
+        }
+        assert_eq!((ended, others, rings.is_copying(), rings.bytes.under_way(1)), (20, 400, false, 0));
+    }
+
+    /// However many rings it has.
+    #[test]
+    fn a_client_with_many_long_answers_leaves_others_their_turns() {
+        let (mut rings, mut table) = (Rings::default(), CallTable::new(512));
+        let shape = RingShape::new(512, 4096).unwrap();
+        let mut callers = Vec::from_iter((0..21).map(|n| open_of(&mut rings, if n < 20 { 1 } else { 2 }, shape)));
+        callers.iter_mut().for_each(|(caller, ring)| caller.call(&rings, *ring, 1, u32::MAX));
+        for mut call in Vec::from_iter(std::iter::from_fn(|| table.take(0, &mut rings))) {
+            call.reply.resize(1 << 20, 7);
+            table.finish(&mut rings, call, Status::Ok);
+        }
+        assert_eq!(rings.holding, 21);
+        let last = callers[20].1 as usize;
+        let holds = |rings: &Rings| !rings.rings[last].as_ref().unwrap().held.is_empty();
+        let turns = std::iter::from_fn(|| holds(&rings).then(|| rings.begin_turn(0))).count();
+        let pieces = (1 << 20) / PIECE + 1;
+        assert!(turns <= 2 * pieces + 1, "{turns} turns for {pieces} pieces");
+    }
+
+    #[test]
+    fn a_turn_takes_as_many_calls_as_bring_a_piece() {
+        let (mut rings, mut table) = (Rings::default(), CallTable::new(512));
+        let (mut caller, ring) = open_of(&mut rings, 1, RingShape::new(1 << 12, 4096).unwrap());
+        for tag in 0..100 {
+            let call = RingCall { op: 9, tag, room: 8 };
+            caller.end.push(&[&call.encode(), &bytes(SHORT_RING_MESSAGE)]).unwrap().unwrap();
+        }
+        caller.post(&rings, ring);
+        for _ in 0..100 {
+            let taken = Vec::from_iter(std::iter::from_fn(|| table.take(0, &mut rings)));
+            assert_eq!(taken.len(), 1);
+            rings.begin_turn(0);
+        }
+        caller.call(&rings, ring, 100, 8);
+        assert_eq!(std::iter::from_fn(|| table.take(0, &mut rings)).count(), 100, "short ones together");
+    }
+
+    #[test]
+    fn answers_that_had_no_room_are_laid_down_a_piece_at_a_time() {
+        let (mut rings, mut table) = (Rings::default(), CallTable::new(512));
+        let shape = RingShape::new(512, 4096).unwrap();
+        let (mut lazy, ring) = open_of(&mut rings, 1, shape);
+        lazy.call(&rings, ring, 250, 16_000);
+        for mut call in Vec::from_iter(std::iter::from_fn(|| table.take(0, &mut rings))) {
+            call.reply.resize(16_000, 7);
+            table.finish(&mut rings, call, Status::Ok);
+        }
+        let mut answers = lazy.answers(&mut rings).len();
+        assert!(answers < 130 && rings.holding == 1, "{answers} had room");
+        // It has read them all, and says so.
+        lazy.post(&rings, ring);
+        let filled = |rings: &Rings| rings.rings[ring as usize].as_ref().unwrap().pair.end.sender().tail();
+        while answers < 250 {
+            let before = filled(&rings);
+            rings.begin_turn(0);
+            assert!((filled(&rings) - before) as usize * 4096 <= PIECE + 16_384, "{answers} answers");
+            answers += lazy.answers(&mut rings).len();
+            lazy.post(&rings, ring);
+        }
+        assert_eq!((rings.holding, rings.is_copying()), (0, false));
     }
 
     #[test]
@@ -823,7 +961,7 @@ mod tests {
     fn long_calls_of_many_clients_hold_no_more_than_is_stated_and_others_go_on() {
         let (mut rings, mut table) = (Rings::default(), CallTable::new(1024));
         let shape = RingShape::new(1 << 12, 4096).unwrap();
-        let long = |len: usize| len.saturating_sub(SHORT_RING_MESSAGE);
+        let long = |len: usize| if len > SHORT_RING_MESSAGE { len } else { 0 };
         let mut callers: Vec<_> = (1..9).map(|client| open_of(&mut rings, client, shape)).collect();
         let params = bytes(200_000);
         for (caller, ring) in &mut callers {
@@ -835,7 +973,11 @@ mod tests {
         }
         let turn = |rings: &mut Rings, table: &mut CallTable<RingAsker>| -> Vec<Call> {
             // As many turns as pieces.
-            (0..2000).flat_map(|_| std::iter::from_fn(|| table.take(0, rings)).collect::<Vec<_>>()).collect()
+            let turn = |_| {
+                rings.begin_turn(0);
+                Vec::from_iter(std::iter::from_fn(|| table.take(0, rings)))
+            };
+            (0..2000).flat_map(turn).collect()
         };
         let (mut other, ring) = open(&mut rings, 100);
         let (mut under_way, mut ended, mut most, mut alone) = (VecDeque::new(), 0, 0, 0);
@@ -859,7 +1001,7 @@ mod tests {
         let one = long(params.len()) + long(most_reply(shape));
         assert!((RING_BYTES - 4 * one..=RING_BYTES + one).contains(&most), "{most} bytes");
         assert!((1..=RING_BYTES / 2 / one + 1).contains(&alone), "{alone} calls of one client");
-        assert_eq!((table.under_way(), (1..9).map(|client| rings.budget.held(client)).sum::<usize>()), (0, 0));
+        assert_eq!((table.under_way(), (1..9).map(|client| rings.bytes.under_way(client)).sum::<u32>()), (0, 0));
     }
 
     #[test]

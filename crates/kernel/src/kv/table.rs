@@ -5,7 +5,7 @@ use super::item::{self, Checksum, Front, LOCKED, encode, front_of, item_len, wor
 use super::params::{KvParams, KvRef, KvValue, Table};
 use super::slab::{BUMP, CLASSES, class_bytes, class_of};
 use crate::call::{Call, CallFields, Status};
-use crate::memory::{Limits, Memory};
+use crate::memory::{Limits, Memory, PIECE};
 
 /// Bytes of a bucket: a line.
 pub const BUCKET_BYTES: usize = 64;
@@ -31,10 +31,8 @@ pub(super) const LOCK: u64 = 1 << 63;
 pub(super) const MOVED: u64 = 1 << 62;
 /// An entry stays what it is: its chain is about to be no more.
 pub(super) const FROZEN: u64 = 1 << 47;
-/// Bytes of room that a call keeps: as many as the longest reply has.
+/// Bytes of room that a call keeps.
 const KEPT: usize = 64 << 10;
-/// Bytes of a pair that are read and summed up at once: others run in between.
-const PIECE: usize = 64 << 10;
 /// How often something that changes is looked at again.
 const TRIES: u32 = 64;
 /// What a call may do that writes, between two looks at a chain and while it holds something, in place of its caller's
@@ -249,7 +247,7 @@ struct Missed {
 const TABLES: u32 = 13;
 
 impl<M: Memory> Store<'_, M> {
-    /// Walks the key's chain. `block` then holds the pair, or anything.
+    /// Walks the key's chain. `block` then holds the pair, if it was to be looked at so, or anything.
     #[inline]
     async fn walk(
         &self,
@@ -329,7 +327,7 @@ impl<M: Memory> Store<'_, M> {
         let (most, holds) = match look {
             Look::Key => (front, true),
             Look::Pair(most) if len as u64 > most => (front, false),
-            Look::Pair(_) => (PIECE, false),
+            Look::Pair(_) | Look::Sum => (PIECE, false),
         };
         block.resize(len.min(most), 0);
         self.read(at, block, holds).await?;
@@ -341,23 +339,28 @@ impl<M: Memory> Store<'_, M> {
         match look {
             Look::Key => return Ok(Item::Whole { sum: LOCKED, sum_at, value_at, value_len }),
             Look::Pair(most) if len as u64 > most => return Err(Status::ReplyTooLong),
-            Look::Pair(_) => {}
+            Look::Pair(_) | Look::Sum => {}
         }
-        let (mut sum, mut from) = (Checksum::new(sum_at), 0);
+        // What is in front of the bytes in `block`, if it is not kept; and where in these the last piece begins.
+        let (mut sum, mut before, mut from) = (Checksum::new(sum_at), 0, 0);
         loop {
-            sum.add(&block[from.min(sum_at)..sum_at.min(block.len())]);
+            sum.add(&block[from..(sum_at - before).clamp(from, block.len())]);
             if block.len() - from >= PIECE / 16 {
                 self.memory.spend((block.len() - from) as u64 / 4);
             }
-            if block.len() >= sum_at + 8 {
+            if before + block.len() >= sum_at + 8 {
                 break;
             }
             // What is long comes in pieces, between which others run.
+            if let Look::Sum = look {
+                before += block.len();
+                block.clear();
+            }
             from = block.len();
-            block.resize((sum_at + 8).min(from + PIECE), 0);
-            self.read(at + from as u64, &mut block[from..], false).await?;
+            block.resize((sum_at + 8 - before).min(from + PIECE), 0);
+            self.read(at + (before + from) as u64, &mut block[from..], false).await?;
         }
-        Ok(match word_at(block, sum_at) {
+        Ok(match word_at(block, sum_at - before) {
             Some(found) if found == sum.end() => Item::Whole { sum: found, sum_at, value_at, value_len },
             _ => Item::Torn,
         })
@@ -369,6 +372,8 @@ impl<M: Memory> Store<'_, M> {
 enum Look {
     /// All of the pair, unless its block is of more bytes than that: then it is too long for the caller.
     Pair(u64),
+    /// All of the pair too, of which nothing is kept but the checksum.
+    Sum,
     /// The key alone: the caller holds the chain, and is not suspended.
     Key,
 }
@@ -478,7 +483,7 @@ impl<M: Memory> Store<'_, M> {
     async fn write_pair(&self, pair: &Pair<'_>, adds: bool, buffer: &mut Vec<u8>) -> Result<Met, Status> {
         let KvParams { hash, key, value, .. } = pair.params;
         for _ in 0..TRIES {
-            let walked = self.walk((hash, key), Look::Pair(u64::MAX), buffer).await?;
+            let walked = self.walk((hash, key), Look::Sum, buffer).await?;
             self.renew();
             match walked {
                 Ok(found) => {
@@ -622,7 +627,7 @@ pub(crate) async fn delete<M: Memory>(memory: &M, call: &mut Call) -> Result<(),
     let KvParams { store, hash, key, .. } = KvParams::decode(params, false)?;
     let store = Store::to_write(memory, store)?;
     for _ in 0..TRIES {
-        let walked = store.walk((hash, key), Look::Pair(u64::MAX), reply).await;
+        let walked = store.walk((hash, key), Look::Sum, reply).await;
         empty(reply);
         store.renew();
         let Ok(found) = walked? else { return Err(Status::NotFound) };
@@ -655,5 +660,54 @@ pub(crate) async fn release<M: Memory>(memory: &M, call: &mut Call) -> Result<()
             Store::to_write(memory, store)?.free(block, class).await
         }
         _ => Err(Status::BadParams),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::hash;
+    use crate::kv::tests::{Stepped, params, run, store};
+    use crate::op;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    fn drive<F: Future>(future: F) -> F::Output {
+        let mut future = pin!(future);
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                return output;
+            }
+        }
+    }
+
+    /// A call of a few bytes takes no more room than it needs, however long the pair is that it writes over or takes away.
+    #[test]
+    fn a_pair_that_is_summed_up_takes_the_room_of_a_piece() {
+        let (memory, at) = (Stepped::growing(2, 8 << 20, 8 << 20), store(2));
+        let key = b"key";
+        let near = |len: usize| (0..6).map(move |n| len - 8 * n);
+        let lengths = [100, 1 << 20].into_iter().chain(near(PIECE)).chain(near(2 * PIECE));
+        for len in lengths {
+            let value = Vec::from_iter((0..len).map(|at| (at / 3) as u8));
+            assert_eq!(run(&memory, op::KV_PUT, &params(at, key, &value)).0, Status::Ok);
+            let (store, of) = (Store { memory: &memory, at }, (hash(key, 7), &key[..]));
+            let (mut summed, mut whole) = (Vec::new(), Vec::new());
+            let [Ok(Ok(a)), Ok(Ok(b))] = [
+                drive(store.walk(of, Look::Sum, &mut summed)),
+                drive(store.walk(of, Look::Pair(u64::MAX), &mut whole)),
+            ] else {
+                panic!("{len} bytes are not found")
+            };
+            assert_eq!((a.sum, a.sum_at, a.value_len), (b.sum, b.sum_at, len));
+            assert!(whole[b.value_at..b.value_at + len] == value);
+            assert!(summed.capacity() <= PIECE, "{} bytes for {len}", summed.capacity());
+            // One byte is another: nobody has put that.
+            let wrong = place(a.entry).0 + a.value_at as u64 + len as u64 - 1;
+            let byte = memory.memory.get(wrong, 1)[0];
+            memory.memory.put(wrong, &[byte ^ 1]);
+            assert!(drive(store.walk(of, Look::Sum, &mut summed)).is_err());
+            memory.memory.put(wrong, &[byte]);
+        }
     }
 }

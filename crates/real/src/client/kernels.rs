@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use remora_kernel::{Call, Kernel as _, Limited, Limits, Runner, Status, runner};
-use remora_service::{Full, MAX_CALLS, MAX_REPLY, RemoteMemory, Staging};
+use remora_service::{Full, MAX_CALLS, MAX_REPLY, RemoteMemory, SHORT_RING_MESSAGE, Staging};
 use remora_wasm::KernelSet;
 
 use super::connection::Posting;
@@ -47,8 +47,10 @@ impl LocalKernels {
     /// Lets every call run on; `done` gets mark, status and reply of those that end. Returns how many did.
     pub fn poll(&mut self, done: &mut dyn FnMut(u64, Status, &[u8])) -> usize {
         let spare = &mut self.spare;
-        self.runner.poll(&mut |call, status| {
+        self.runner.poll(&mut |mut call, status| {
             done(call.tag, status, &call.reply);
+            // Few are long: what those took is not kept.
+            call.shrink(SHORT_RING_MESSAGE);
             spare.push(call);
         })
     }

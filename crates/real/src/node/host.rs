@@ -236,11 +236,11 @@ impl Host {
         answered.into_iter().for_each(|answered| self.answer(answered));
         let mut guard = device.lock();
         let now = guard.now();
+        self.ingress.rings.host.begin_turn(now);
         let mut work = self.post(&mut guard);
         if !released.is_empty() {
             guard.forget_gone_regions();
         }
-        self.ingress.rings.host.end_unread(now);
         self.end_rings(&mut guard, &released);
         work += self.answer_placed(&mut guard);
         guard.progress();
@@ -451,13 +451,20 @@ impl Host {
     fn start_calls(&mut self, now: Time) {
         let mut control = 0;
         while control < CONTROL
-            && let Some(call) = self.calls.take(now, &mut self.ingress.both())
+            && let Some(mut call) = self.calls.take(now, &mut self.ingress.both())
         {
             if call.op >= op::FIRST {
                 control += 1;
+                // By rings they might be longer, and hold up the others.
+                call.reply_limit = call.reply_limit.min(MAX_REPLY as u32);
+                let long = call.params.len() > MAX_REQUEST;
                 // A client that is gone hears no answer.
                 let address = self.peers.address(Qpn(call.qpn)).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
                 let answered = match call.op {
+                    op::FIRST..=op::LAST if long => {
+                        let why = format!("calls to the node itself have {MAX_REQUEST} bytes of parameters at most");
+                        Some(Answered { call, outcome: Err(why) })
+                    }
                     op::RING_OPEN => Some(self.open_rings(call)),
                     op::PLACE => Some(self.explain(call)),
                     _ => self.office.with(|control| control.call(address, call)),
