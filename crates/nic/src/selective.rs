@@ -6,7 +6,8 @@
 //! such a peer carries, behind the AETH, which of the 256 PSNs from the missing one on are there. A packet that is sent again
 //! says ([`RESUME`]) that its successor need not follow: without that word nothing kept is carried out, so that to slip a
 //! forged request in takes more than to guess one of 256 PSNs. READ responses that come early are kept as well, and of a
-//! READ only the missing part is asked for again.
+//! READ only the missing part is asked for again; but of one of up to [`ONE_PASS`] bytes all that comes behind it too, as
+//! who reads a version at either end of a structure relies on it that a READ goes upwards.
 //!
 //! What was sent before something that has arrived, and has not arrived, is lost: links seldom reorder, and what was late
 //! costs one packet. When nothing arrives any more, neither does news of a loss. A path that has lost something is therefore
@@ -33,6 +34,9 @@ pub(crate) const PROBE: u8 = 0x10;
 /// Of a request: its sender is in no hurry for an acknowledgement. Of an answer: such requests are acknowledged without being
 /// asked for it.
 pub(crate) const LATER: u8 = 0x08;
+
+/// A READ of so many bytes at most lands as it was read in one pass: no part of it is older than one in front of it.
+const ONE_PASS: u32 = 4096;
 
 /// The time without news after which a path is probed: at least, at most, and before round trips were measured. A peer that
 /// waits for a core now and then makes long ones of them, and a probe costs little.
@@ -317,13 +321,24 @@ impl QueuePair {
         losses.hear(now);
         // What is asked for again comes before what is still to come: this tells of nothing but its own run.
         let newest = if near { losses.sent_at(bth.psn) } else { (losses.base, bth.psn) };
-        if let (Some(rest), Some(route)) = (rest.private(), self.route)
+        if near && !self.may_keep(bth.psn) {
+            self.losses(now).lost.insert(bth.psn);
+        } else if let (Some(rest), Some(route)) = (rest.private(), self.route)
             && near
             && !self.req.early.has(bth.psn)
         {
             self.req.early.keep(&mut ctx.reorder, route.remote, bth, rest);
         }
         self.note_losses(newest, |psn| psn.0 == newest.0);
+    }
+
+    /// Whether a response that comes early is kept: of a short READ only if none is missing in front of it.
+    fn may_keep(&self, psn: Psn) -> bool {
+        let of = |wqe: &&SendWqe| wqe.last_psn().distance(psn) >= 0;
+        (self.sq.head..self.sq.started)
+            .map(|at| self.sq.get(at))
+            .find(of)
+            .is_none_or(|wqe| wqe.len > ONE_PASS || wqe.first_psn == psn || self.req.early.has(psn + 0xff_ffff))
     }
 
     /// Responses that have not come though this one has, which comes early, and that this is the first to tell of.

@@ -16,6 +16,7 @@ mod trees;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use remora_kernel::btree::{NOT_OWNER, TreeRef};
 use remora_kernel::{Placement, Status};
 use remora_memory::{Access, Buffer, Pd};
 use remora_nic::{Data, NicError, SendOp, SendWr, Sge, WorkCompletion};
@@ -105,6 +106,8 @@ pub struct Client {
     /// Calls that went to the node.
     remote_calls: u64,
     kernels: LocalKernels,
+    /// The trees that it writes by itself, as who.
+    owned: Vec<TreeRef>,
     auto: Auto,
     /// Pairs of rings, to the NIC and the host.
     rings: Vec<ClientRings>,
@@ -147,6 +150,7 @@ impl Client {
             refused: Vec::with_capacity(MAX_CALLS),
             remote_calls: 0,
             kernels,
+            owned: Vec::new(),
             auto,
             rings: Vec::new(),
             compressor: None,
@@ -215,7 +219,7 @@ impl Client {
     /// Starts a kernel, to the node with these flags of the RPC header.
     fn start(&mut self, placement: Placement, (op, flags): (u64, u32), params: &[u8], mark: u64) -> Result<(), Full> {
         let (slot, header) = match placement {
-            Placement::Client => return self.kernels.start(op, params, mark),
+            Placement::Client if self.may_run(op, params) => return self.kernels.start(op, params, mark),
             _ => self.calls.open(mark)?,
         };
         let header = RpcHeader { flags, ..header };
@@ -229,7 +233,8 @@ impl Client {
                 }
                 Err(_) => return self.refuse(slot, Status::BadParams),
             },
-            Placement::Client | Placement::Accelerator => return self.refuse(slot, Status::UnknownOp),
+            Placement::Client => return self.refuse(slot, NOT_OWNER),
+            Placement::Accelerator => return self.refuse(slot, Status::UnknownOp),
         };
         match posted {
             Ok(()) => self.remote_calls += 1,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use remora_kernel::btree::{EXISTS, FULL, LOCKED, Put, Shape};
+use remora_kernel::btree::{EXISTS, FULL, LOCKED, NOT_OWNER, Put, Shape};
 use remora_kernel::{Placement, Status};
 use remora_real::Error;
 use remora_service::{BorderClimber, BorderKeeper, IndexOp, IndexReply, IndexRouter};
@@ -73,7 +73,8 @@ impl Index {
     }
 
     /// Has this client's calls run at one place, or each where its part is. At [`Placement::Client`] the client uses
-    /// one-sided verbs alone. At one place no border is [kept](Self::keep_balanced) any more.
+    /// one-sided verbs alone, and no other client writes it by this view. At one place no border is
+    /// [kept](Self::keep_balanced) any more.
     pub fn run_at(&mut self, client: &mut Client, place: Option<Placement>) -> Result<()> {
         if place.is_some() {
             self.keeper = None;
@@ -217,6 +218,7 @@ pub(crate) fn refused(status: Status) -> Error {
             "a client that stands still has locked a part of it: end that client, and the node gives its locks back"
                 .into()
         }
+        NOT_OWNER => "at this client it is written only once `run_at` was called with this client".into(),
         status => format!("{status:?}"),
     };
     Error::Node { what: "work on a tree", why }

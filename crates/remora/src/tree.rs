@@ -77,9 +77,10 @@ impl Tree {
 
     /// Has this client's calls run at a place; at first it is [`Placement::Host`]. At [`Placement::Client`] the client uses
     /// one-sided verbs alone, and becomes an owner of the tree: if it goes away in the middle of a write, the node ends that write.
+    /// No other client then writes by this view, be it one that has connected in its place.
     pub fn run_at(&mut self, client: &mut Client, place: Placement) -> Result<()> {
-        if place == Placement::Client && self.at.owner == 0 {
-            self.at = client.idle()?.own_tree(self.at)?;
+        if place == Placement::Client {
+            self.at = client.idle()?.own_tree(self.place())?;
         }
         self.place = Some(place);
         Ok(())

@@ -58,6 +58,32 @@ fn a_tree_of_bytes_is_an_ordered_map_for_clients_at_every_place() {
     assert!(error.to_string().contains("the most is 256"), "{error}");
 }
 
+/// Its number is an owner's for as long as he is connected: afterwards it may be anybody's.
+#[test]
+fn a_tree_is_written_at_a_client_only_by_who_was_made_its_owner() {
+    let node = Node::local().expect("node");
+    let mut loader = Client::connect(node.address()).expect("connection");
+    let tree = loader.load_tree((0..100).map(|n| (key(n), u64::from(n)))).expect("loaded");
+    let mut first = Client::connect(node.address()).expect("connection");
+    let mut theirs = Tree::open(tree.place());
+    theirs.run_at(&mut first, Placement::Client).expect("an owner");
+    assert_eq!(theirs.put(&mut first, "a", 1).expect("a call"), None);
+    let mut second = Client::connect(node.address()).expect("connection");
+    for _ in 0..2 {
+        for refused in [theirs.put(&mut second, "a", 2), theirs.remove(&mut second, "a")] {
+            assert!(refused.unwrap_err().to_string().contains("run_at"));
+        }
+        assert_eq!(theirs.get(&mut second, "a").expect("a call"), Some(1));
+        // Nor once he is gone, and it has come in his place.
+        first = Client::connect(node.address()).expect("connection");
+    }
+    let old = theirs.clone();
+    theirs.run_at(&mut second, Placement::Client).expect("an owner");
+    assert_eq!(theirs.put(&mut second, "a", 3).expect("a call"), Some(1));
+    assert!(old.put(&mut first, "a", 4).is_err() && theirs.put(&mut first, "a", 4).is_err());
+    assert_eq!(tree.get(&mut loader, "a").expect("a call"), Some(3));
+}
+
 /// Somebody stopped with the root's lock, and is there still: calls say so after a while, and the tree is whole when he goes on.
 #[test]
 fn a_call_to_a_tree_that_stays_locked_ends() {

@@ -12,11 +12,15 @@ use std::ops::Range;
 
 /// The highest level that a tree may have: with three children a node it would hold more keys than there are.
 const HIGHEST: u8 = 40;
+/// Nodes to the right of one that was found wanting, before the search begins anew, once: it may have been freed on the way there
+/// and serve far to the left now.
+pub(super) const RIGHTS: u32 = 16;
 
 impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// Finds the node at `level` that a key belongs to: its slot, and its copy, of one moment, in `copy`. `None` if the
     /// tree is not that high.
     pub(super) async fn descend(&self, key: &K, level: u8, copy: &mut Vec<u8>) -> Result<Option<u32>, Status> {
+        let mut rights = 0;
         'down: loop {
             let (mut slot, mut expected, mut from, mut led_by_copy) = (ROOT, None, ROOT, false);
             loop {
@@ -50,6 +54,10 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
                 if K::is_above(node, key) && node.right() != 0 {
                     // A split that the parent has not heard of.
                     self.forget(from);
+                    rights += 1;
+                    if rights == RIGHTS {
+                        continue 'down;
+                    }
                     (slot, expected) = (self.node_slot(node.right())?, Some(at));
                     continue;
                 }

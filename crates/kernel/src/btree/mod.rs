@@ -11,13 +11,15 @@
 //!
 //! **Memory.** A node that is freed stays a node: its version goes on, and whoever still points there sees that it is
 //! free, or another. So nothing has to be waited for before it is used again. A client that went away in the middle of
-//! a split may leave a node unused.
+//! a split or a merge may leave a node unused.
 //!
 //! **Splits** change a node and a new one together; the parent hears of it afterwards, and till then the pointer to the
 //! right leads on. If who split it was cut off before, the parent hears of it when the node is split or merged next. **Merges** change two nodes and their parent together. Locks are taken from the top down and from the
 //! left, those of a merge only if nobody has them, so that nobody waits in a circle.
 
 mod access;
+#[cfg(test)]
+mod at_once;
 mod audit;
 mod build;
 mod build_bytes;

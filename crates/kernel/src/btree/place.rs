@@ -3,6 +3,7 @@
 
 use super::access::{LIMITS, Tree};
 use super::byte_calls::are_bytes;
+use super::find::RIGHTS;
 use super::keys::Glance;
 use super::node::{HEADER, Head, leaf_keys};
 use super::params::TreeParams;
@@ -83,14 +84,16 @@ pub(super) struct Way {
     level: Option<u8>,
     looks: u32,
     tries: u32,
+    /// Nodes to the right that it went to without finding what it looks for.
+    rights: u32,
 }
 
 impl Way {
-    pub const BEGIN: Way = Way { slot: ROOT, level: None, looks: 0, tries: 0 };
+    pub const BEGIN: Way = Way { slot: ROOT, level: None, looks: 0, tries: 0, rights: 0 };
 
     /// Goes to the leaf to the right of one.
     pub fn turn_right(&mut self, right: u32) {
-        (self.slot, self.level) = (right, Some(0));
+        (self.slot, self.level, self.rights) = (right, Some(0), 0);
     }
 
     /// Somebody changes the node, which is to be looked at once more.
@@ -268,7 +271,10 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
             match self.look_at(nodes.node(way.slot), way.level, key)? {
                 Look::Leaf(leaf) => return Ok(Next::Leaf(leaf)),
                 Look::Down(child, below) => (way.slot, way.level) = (child, Some(below)),
-                Look::Right(right) => way.slot = right,
+                Look::Right(right) => {
+                    way.rights += 1;
+                    (way.slot, way.level) = if way.rights == RIGHTS { (ROOT, None) } else { (right, way.level) };
+                }
                 Look::Gone => (way.slot, way.level) = (ROOT, None),
                 Look::Busy => {
                     way.try_again()?;

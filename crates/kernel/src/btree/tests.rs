@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// Polls until done.
-fn drive<T>(task: impl Future<Output = T>) -> T {
+pub(super) fn drive<T>(task: impl Future<Output = T>) -> T {
     let mut task = std::pin::pin!(task);
     let mut cx = Context::from_waker(Waker::noop());
     loop {
@@ -36,14 +36,14 @@ pub(super) fn image(shape: Shape, slots: u32, pairs: &[(u64, u64)]) -> Vec<u8> {
 }
 
 /// Registered memory with these contents.
-struct Host {
-    registry: Arc<Registry>,
-    pd: Pd,
-    tree: TreeRef,
+pub(super) struct Host {
+    pub registry: Arc<Registry>,
+    pub pd: Pd,
+    pub tree: TreeRef,
 }
 
 impl Host {
-    fn new(bytes: Vec<u8>, node_bytes: usize) -> Host {
+    pub fn new(bytes: Vec<u8>, node_bytes: usize) -> Host {
         let (registry, slots) = (Arc::new(Registry::new([3; 32])), bytes.len() / node_bytes);
         let pd = registry.alloc_pd();
         let buffer = Buffer::from_boxed(bytes.into());
@@ -53,7 +53,7 @@ impl Host {
         Host { registry, pd, tree }
     }
 
-    fn memory(&self) -> HostMemory {
+    pub fn memory(&self) -> HostMemory {
         HostMemory::new(self.registry.clone(), self.pd, true, Limits::default())
     }
 }
@@ -326,11 +326,64 @@ fn old_copies_of_inner_nodes_cost_a_few_reads_whatever_has_become_of_the_tree() 
     }
 }
 
+/// A leaf is merged away, and the next split, far to the left, takes it, while somebody is on his way to it.
+#[test]
+fn a_leaf_that_serves_far_to_the_left_meanwhile_costs_a_few_looks() {
+    const SLOTS: u32 = 1500;
+    let pairs: Vec<_> = (0..8000).map(|i| (10 * i, i)).collect();
+    let before = image(Shape { node_bytes: 256, fill: 100 }, SLOTS, &pairs);
+    let host = Host::new(before.clone(), 256);
+    let tree = host.tree;
+    let on_node = host.memory();
+    let node = || Tree::new(&on_node, tree).unwrap();
+    // Of each leaf's keys one is left.
+    let taken = |i: u64| (7000..7200).contains(&i) && !i.is_multiple_of(13);
+    (0..8000).filter(|i| taken(*i)).for_each(|i| assert_eq!(drive(node().delete(&(10 * i), &mut Vec::new())), Ok(i)));
+    (0..150).for_each(|i| assert_eq!(drive(node().put(&(10 * i + 5), i, Put::Insert, &mut Vec::new())), Ok(None)));
+    assert_eq!(check(node()).len(), 8150 - (0..8000).filter(|i| taken(*i)).count());
+    let mut after = vec![0; before.len()];
+    on_node.immediate().unwrap().read_now(tree.key, 64, &mut after).unwrap();
+    on_node.set_limits(Limits { steps: u32::MAX, bytes: u64::MAX });
+    let swap = |image: &[u8]| on_node.immediate().unwrap().write_now(tree.key, 64, image).unwrap();
+    let memory = Counted::new(64 + before.len());
+    for i in (7000..7200).step_by(5) {
+        let expected = if taken(i) { Err(Status::NotFound) } else { Ok(i) };
+        for seen in 1..5 {
+            memory.put(64, &before);
+            memory.reads.set(0);
+            memory.after(seen, 64, after.clone());
+            let found = drive(Tree::new(&memory, tree).unwrap().get(&(10 * i), &mut Vec::new()));
+            let reads = memory.reads.get();
+            assert!(reads < 50 && (found == expected || reads <= seen), "{reads} reads for key {i}: {found:?}");
+
+            swap(&before);
+            let near = HostMemory::new(host.registry.clone(), host.pd, true, Limits::default());
+            let (on, key, mut copy, mut turns) = (Tree::new(&near, tree).unwrap(), 10 * i, Vec::new(), 0);
+            let mut get = std::pin::pin!(on.get(&key, &mut copy));
+            let found = loop {
+                match get.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(found) => break found,
+                    Poll::Pending => turns += 1,
+                }
+                if turns == seen {
+                    swap(&after);
+                }
+            };
+            assert!(turns < 50 && (found == expected || turns < seen), "{turns} turns for key {i}: {found:?}");
+        }
+    }
+}
+
 /// Slots of each part of an index.
 const PART_SLOTS: u32 = 500;
 
 /// The memory of an index with this border: its parts, and then its directory. Addresses begin at `base`.
-fn parted(pairs: &BTreeMap<u64, u64>, split: u64, fill: u8, (base, key): (u64, u32)) -> (Vec<u8>, Directory) {
+pub(super) fn parted(
+    pairs: &BTreeMap<u64, u64>,
+    split: u64,
+    fill: u8,
+    (base, key): (u64, u32),
+) -> (Vec<u8>, Directory) {
     let shape = Shape { node_bytes: 256, fill };
     let part_bytes = PART_SLOTS as usize * 256;
     let mut bytes = vec![0; 2 * part_bytes + Directory::LEN];

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::common::{A, B, Faults, Pair, REGION, Setup, Side, V6};
+use crate::common::{A, B, CLEAN, Faults, Pair, REGION, Setup, Side, V6};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_nic::*;
@@ -133,6 +133,57 @@ fn data_and_completions_are_exact_under_every_kind_of_fault() {
             run(ips, seed, faults, mtu, other);
         }
     }
+}
+
+/// Whoever changes a structure writes the word at its end first, then what lies between, then the word at its beginning: a copy of
+/// which both say the same is of one moment, if READs go upwards.
+#[test]
+fn a_short_read_goes_upwards_whatever_is_lost() {
+    const LAST: u64 = 127;
+    const LEN: usize = 8 * (LAST as usize + 1);
+    let mut whole = 0;
+    for (seed, selective) in (0..40).zip([[true; 2], [false; 2]].into_iter().cycle()) {
+        let faults = Faults { loss: 100, ..CLEAN };
+        let mut pair = Pair::recovering(selective, REGION, seed, faults, Setup { mtu: 256, ..Setup::default() });
+        let (va, rkey, sge) = (pair.b.va(0), pair.b.key(), pair.a.sge(0, LEN));
+        let mut rng = ChaCha8Rng::seed_from_u64(!seed);
+        let (mut version, mut at) = (0, 0);
+        for id in 0..100 {
+            pair.a.send(&SendWr::new(id, SendOp::Read { va, rkey }, Data::List(&[sge])));
+            while pair.a.done.is_empty() {
+                // Between two things that happen some words are written, or none.
+                for _ in 0..if rng.next_u32() % 8 == 0 { rng.next_u32() % 256 } else { 0 } {
+                    let set = |at: u64, value| pair.b.buffer.store_u64(8 * at as usize, value).expect("a word");
+                    match at {
+                        0 => (version, at) = (version + 1, LAST),
+                        LAST => {
+                            set(0, u64::MAX);
+                            set(LAST, version);
+                            at = 1;
+                        }
+                        _ => {
+                            set(at, version);
+                            at = (at + 1) % LAST;
+                            if at == 0 {
+                                set(0, version);
+                                break;
+                            }
+                        }
+                    }
+                }
+                assert!(pair.step(), "nothing left to happen");
+            }
+            assert_eq!(pair.a.done.drain(..).map(|wc| wc.status).collect::<Vec<_>>(), [WcStatus::Success]);
+            let bytes = pair.a.bytes(0, LEN);
+            let words: Vec<u64> =
+                bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect();
+            if words[0] == words[words.len() - 1] {
+                whole += 1;
+                assert!(words.iter().all(|word| *word == words[0]), "seed {seed}, READ {id}: {words:?}");
+            }
+        }
+    }
+    assert!(whole > 400, "{whole} of 4000 copies were of one moment");
 }
 
 #[test]

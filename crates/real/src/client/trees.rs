@@ -1,7 +1,7 @@
 //! A client's part of B-trees that it writes by itself, and of indexes in two parts.
 
 use remora_kernel::btree::{Directory, TreeParams, TreeRef};
-use remora_kernel::{Placement, Status};
+use remora_kernel::{Placement, Status, op as kernels};
 use remora_service::control::op;
 use remora_service::{IndexOp, IndexReply, IndexRouter};
 
@@ -17,9 +17,22 @@ impl Client {
         let what = "make this client an owner of a tree";
         let reply = self.node_call(what, op::TREE_OWN, &TreeParams::new(tree, 0, 0).encode())?;
         match reply.first_chunk() {
-            Some(owner) => Ok(TreeRef { owner: u16::from_le_bytes(*owner), ..tree }),
+            Some(owner) => {
+                let tree = TreeRef { owner: u16::from_le_bytes(*owner), ..tree };
+                if !self.owned.contains(&tree) {
+                    self.owned.push(tree);
+                }
+                Ok(tree)
+            }
             None => Err(Error::Node { what, why: "its answer is too short".into() }),
         }
+    }
+
+    /// Whether a kernel may run here: one that writes a tree as an owner only if this connection is that owner. Of an earlier one
+    /// the node has given the number to somebody else.
+    pub(super) fn may_run(&self, op: u64, params: &[u8]) -> bool {
+        let writes = matches!(op, kernels::TREE_PUT | kernels::TREE_DELETE);
+        !writes || TreeRef::of(params).is_none_or(|tree| tree.owner == 0 || self.owned.contains(&tree))
     }
 
     /// Opens the index whose directory lies at an address of a region: reads the directory.
@@ -71,7 +84,7 @@ impl Client {
         leaves: u32,
     ) -> Result<Result<u64, Status>, Error> {
         let params = index.move_params(target, leaves).encode();
-        let (status, reply) = self.call(place, remora_kernel::op::TREE_MOVE, &params)?;
+        let (status, reply) = self.call(place, kernels::TREE_MOVE, &params)?;
         Ok(index.border(status, &reply).ok_or(status))
     }
 }
