@@ -314,7 +314,8 @@ fn parameters_that_do_not_fit_are_refused_like_any_bad_ones() {
     let node = node(11, 1 << 20);
     let mut client = client(11, 2, LinkKind::Udp);
     for placement in [Placement::Nic, Placement::Host] {
-        assert_eq!(client.call(placement, op::GET, &[0; 4097]).expect("call").0, Status::BadParams, "{placement:?}");
+        let error = client.call(placement, op::GET, &[0; 4097]).expect_err("too long");
+        assert!(matches!(error, Error::TooLong { len: 4097, most: 4000..=4096, .. }), "{placement:?}: {error}");
     }
     assert!(client.alloc(4096).is_ok());
     node.shutdown();

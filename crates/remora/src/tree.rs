@@ -162,7 +162,8 @@ impl Tree {
             return Err(Error::Argument(format!("a key of {} bytes: the most is {most}", key.len())));
         }
         let mut params = Vec::new();
-        ByteParams { how, ..ByteParams::new(self.at, key, value) }.encode(&mut params);
+        let at = client.idle()?.as_owner(self.at);
+        ByteParams { how, ..ByteParams::new(at, key, value) }.encode(&mut params);
         let kind = CallKind::of(op, &params);
         let begin = Instant::now();
         loop {

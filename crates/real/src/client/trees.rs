@@ -1,6 +1,6 @@
 //! A client's part of B-trees that it writes by itself, and of indexes in two parts.
 
-use remora_kernel::btree::{Directory, TreeParams, TreeRef};
+use remora_kernel::btree::{Directory, NOT_OWNER, TreeParams, TreeRef};
 use remora_kernel::{Placement, Status, op as kernels};
 use remora_service::control::op;
 use remora_service::{IndexOp, IndexReply, IndexRouter};
@@ -28,11 +28,10 @@ impl Client {
         }
     }
 
-    /// Whether a kernel may run here: one that writes a tree as an owner only if this connection is that owner. Of an earlier one
-    /// the node has given the number to somebody else.
-    pub(super) fn may_run(&self, op: u64, params: &[u8]) -> bool {
-        let writes = matches!(op, kernels::TREE_PUT | kernels::TREE_DELETE);
-        !writes || TreeRef::of(params).is_none_or(|tree| tree.owner == 0 || self.owned.contains(&tree))
+    /// A tree as this connection calls it: as nobody's, where the reference is that of an owner who is somebody else. Of an
+    /// earlier connection the node has given the number away, and two that write as one owner undo each other's work.
+    pub fn as_owner(&self, tree: TreeRef) -> TreeRef {
+        if self.owned.contains(&tree) { tree } else { TreeRef { owner: 0, ..tree } }
     }
 
     /// Opens the index whose directory lies at an address of a region: reads the directory.
@@ -67,6 +66,13 @@ impl Client {
                 index.border(status, &reply);
             }
             let (place, kernel) = index.ask(&call, &mut params);
+            let writes = matches!(kernel, kernels::TREE_PUT | kernels::TREE_DELETE);
+            if place == Placement::Client
+                && writes
+                && TreeRef::of(&params).is_some_and(|tree| self.as_owner(tree) != tree)
+            {
+                return Ok(Err(NOT_OWNER));
+            }
             let (status, reply) = self.call(place, kernel, &params)?;
             if let Some(result) = index.answer(&mut call, status, &reply) {
                 return Ok(result);
