@@ -1,14 +1,13 @@
-//! GETs, and PUTs of pairs that are there, in steps: a bucket, and the pair's block. What comes in between, such as a chain that moves or a pair that is being
-//! written, is for the kernel to look at again.
+//! GETs, and PUTs of pairs that are there, in steps: a bucket, and the pair's block. What comes in between, such as a chain
+//! that moves or a pair that is being written, is for the kernel to look at again.
 
-use super::item::{Checksum, Front, LOCKED, encode, front_of, item_len, word_at};
+use super::item::{LOCKED, Whole, encode, item_len};
 use super::params::{KvParams, KvValue};
 use super::table::{BUCKET_BYTES, ENTRIES, MOVED, longest_block, matches, next_bucket, place, words};
 use super::{KvRef, class_bytes};
 use crate::call::{Call, CallFields, Status};
 use crate::steps::{Held, Read, Steps, Stop};
 use remora_memory::Access;
-use std::ops::Range;
 
 /// Bytes of a block that is read in one go.
 const SHORT: u64 = 4096;
@@ -63,7 +62,7 @@ impl Steps for Find {
     fn end(call: &mut Call, _: &Held<'_>) -> Result<(), Stop> {
         let CallFields { params, reply, reply_limit, .. } = &mut **call;
         let KvParams { key, .. } = KvParams::decode(params, false)?;
-        let Whole { value, .. } = Whole::of(reply, key)?;
+        let Whole { value, .. } = Whole::of(reply, key).map_err(|_| Stop::Apart)?;
         if value.len() > *reply_limit as usize {
             return Err(Status::ReplyTooLong.into());
         }
@@ -71,26 +70,6 @@ impl Steps for Find {
         reply.copy_within(value, 0);
         reply.truncate(len);
         Ok(())
-    }
-}
-
-/// The pair with a key in a block.
-struct Whole {
-    value: Range<usize>,
-    sum_at: usize,
-    sum: u64,
-}
-
-impl Whole {
-    #[inline(always)]
-    fn of(block: &[u8], key: &[u8]) -> Result<Self, Stop> {
-        let Front::Its { value_at, value_len, sum_at } = front_of(block, key) else { return Err(Stop::Apart) };
-        match word_at(block, sum_at) {
-            Some(sum) if sum == Checksum::of(&block[..sum_at]) => {
-                Ok(Self { value: value_at..value_at + value_len, sum_at, sum })
-            }
-            _ => Err(Stop::Apart),
-        }
     }
 }
 
@@ -121,7 +100,7 @@ impl Steps for Rewrite {
         let CallFields { params, reply, .. } = &mut **call;
         let KvParams { key, value, .. } = KvParams::decode(params, true)?;
         let KvValue::Bytes(value) = value else { return Err(Stop::Apart) };
-        let Whole { sum_at, sum, .. } = Whole::of(reply, key)?;
+        let Whole { sum_at, sum, .. } = Whole::of(reply, key).map_err(|_| Stop::Apart)?;
         let (len, block) = (item_len(key.len(), value.len()) as u64, reply.len() as u64);
         let may = region.check(pd, va, block, Access::REMOTE_WRITE | Access::REMOTE_ATOMIC).is_ok();
         if !may || !(len..=longest_block(len)).contains(&block) {

@@ -1,5 +1,7 @@
 //! A pair as it lies in its block: a word with both lengths, key, value, zeros to the end of a word, checksum.
 
+use std::ops::Range;
+
 /// In place of a checksum: somebody writes the pair, or it is no more.
 pub const LOCKED: u64 = u64::MAX;
 /// Bytes of a key at most.
@@ -70,6 +72,30 @@ pub(super) fn front_of(block: &[u8], key: &[u8]) -> Front {
         }
         Some(_) => Front::Other,
         None => Front::Torn,
+    }
+}
+
+/// The pair with a key that a block holds.
+pub(super) struct Whole {
+    pub value: Range<usize>,
+    pub sum_at: usize,
+    pub sum: u64,
+}
+
+impl Whole {
+    /// `Err` if it is being written, or is another's.
+    #[inline]
+    pub fn of(block: &[u8], key: &[u8]) -> Result<Self, bool> {
+        match front_of(block, key) {
+            Front::Its { value_at, value_len, sum_at } => match word_at(block, sum_at) {
+                Some(sum) if sum == Checksum::of(&block[..sum_at]) => {
+                    Ok(Self { value: value_at..value_at + value_len, sum_at, sum })
+                }
+                _ => Err(true),
+            },
+            Front::Other => Err(false),
+            Front::Torn => Err(true),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Buckets and chains, and the kernels on them.
 
 use super::NOT_HERE;
-use super::item::{self, Checksum, Front, LOCKED, encode, front_of, item_len, word_at};
+use super::item::{self, Checksum, Front, LOCKED, Whole, encode, front_of, item_len, word_at};
 use super::params::{KvParams, KvRef, KvValue, Table};
 use super::slab::{BUMP, CLASSES, class_bytes, class_of};
 use crate::call::{Call, CallFields, Status};
@@ -87,14 +87,7 @@ pub fn locate(
 
 /// The value of the pair with this key that a block holds: a range of it. `Err` if it is being written, or is another's.
 pub fn value_in(block: &[u8], key: &[u8]) -> Result<std::ops::Range<usize>, bool> {
-    match front_of(block, key) {
-        Front::Its { value_at, value_len, sum_at } => match word_at(block, sum_at) {
-            Some(sum) if sum == Checksum::of(&block[..sum_at]) => Ok(value_at..value_at + value_len),
-            _ => Err(true),
-        },
-        Front::Other => Err(false),
-        Front::Torn => Err(true),
-    }
+    Whole::of(block, key).map(|pair| pair.value)
 }
 
 /// The key of the pair that a block holds.
