@@ -8,15 +8,15 @@ pub(crate) mod loads;
 mod point;
 mod study;
 
-use std::sync::Arc;
-
 use remora_model::platform::Platform;
 
 pub use point::{PointFigures, Run, Setup, System, Without};
 
 use study::{DFabricSeries, Study};
 
-use crate::reproduce::{self, Claim, Dot, Figure, FigureError, Fitted, Paper, Point, ReproduceError, Trend};
+use crate::reproduce::{
+    self, Claim, Dot, Figure, FigureError, Fitted, OnPlatform, Paper, ReproduceError, SetupPoint, Trend,
+};
 
 /// "DFabric: CXL-Ethernet hybrid interconnects".
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Paper for DFabric {
     type Metric = study::Metric;
     type Sets = study::Sets;
     type Outcome = PointFigures;
-    type Work<'a> = Work<'a>;
+    type Work<'a> = SetupPoint<'a, Setup>;
 
     fn studies(&self, figure: Option<&str>) -> Result<Vec<Study>, FigureError> {
         study::studies(figure)
@@ -50,13 +50,8 @@ impl Paper for DFabric {
         studies: &'a [Study],
         platforms: &'a [Platform],
         seed: u64,
-    ) -> Result<Vec<Work<'a>>, ReproduceError> {
-        let platform = reproduce::only(platforms)?;
-        let values: Arc<str> = reproduce::values(platform).into();
-        Study::points(studies, |study, series, x| {
-            let setup = series.setup(study.x.sets, x)?;
-            Ok(Work { setup, platform, values: values.clone(), seed })
-        })
+    ) -> Result<Vec<SetupPoint<'a, Setup>>, ReproduceError> {
+        SetupPoint::all(studies, platforms, seed, |study, series, x| series.setup(study.x.sets, x))
     }
 
     fn line(series: &DFabricSeries, _: usize) -> (String, &'static str) {
@@ -73,25 +68,12 @@ impl Paper for DFabric {
     }
 }
 
-/// One point to run.
-pub struct Work<'a> {
-    setup: Setup,
-    platform: &'a Platform,
-    /// The platform's values.
-    values: Arc<str>,
-    seed: u64,
-}
-
-impl Point for Work<'_> {
+impl OnPlatform for Setup {
+    const PAPER: &'static str = "dfabric";
     type Outcome = PointFigures;
 
-    fn key(&self) -> String {
-        let setup = serde_json::to_string(&self.setup).unwrap_or_default();
-        format!("dfabric {setup} seed={} {}", self.seed, self.values)
-    }
-
-    fn run(&self) -> Result<PointFigures, ReproduceError> {
-        Ok(self.setup.run(self.platform, self.seed)?)
+    fn run_on(&self, platform: &Platform, seed: u64) -> Result<PointFigures, ReproduceError> {
+        Ok(self.run(platform, seed)?)
     }
 
     fn events(outcome: &PointFigures) -> u64 {

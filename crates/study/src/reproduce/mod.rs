@@ -10,6 +10,7 @@ mod page;
 mod paper;
 mod plot;
 mod run;
+mod setup;
 mod show;
 mod study;
 
@@ -32,6 +33,7 @@ pub use paper::{Paper, StudyOf, mutate, reproduce};
 pub(crate) use paper::{fit_and_judge, only};
 pub use run::{Outcome, Point, ReproduceProgress, Sums};
 pub(crate) use run::{Ran, run_all};
+pub use setup::{OnPlatform, SetupPoint};
 pub(crate) use show::number;
 pub use show::{csv, table};
 pub use study::{FigureError, Study, XAxis, YAxis};

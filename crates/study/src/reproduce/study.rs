@@ -78,7 +78,9 @@ impl<S: DeserializeOwned, M: DeserializeOwned, X: DeserializeOwned + Default> St
             false => Ok(chosen),
         }
     }
+}
 
+impl<S, M, X> Study<S, M, X> {
     /// What is made of each point of these studies, line by line.
     pub(crate) fn points<'a, W, E>(
         all: &'a [Self],
