@@ -10,6 +10,7 @@ mod clock;
 mod events;
 mod inbox;
 mod outbox;
+mod polite;
 mod sleep;
 mod turn;
 mod watch;
@@ -46,9 +47,6 @@ use watch::Watch;
 const SPIN: u64 = 200_000;
 /// Sends outstanding on a queue pair from which on further ones wait for the next poll, to share system calls.
 const DEEP: u64 = 16;
-/// How long a poller without work keeps its core to itself. Then it offers the core at each poll: with fewer cores than
-/// pollers, the one that has the work may be waiting for it.
-const POLITE: u64 = 5_000;
 
 /// Packets of a payload stream go to their kernel in pieces of up to so many bytes, which stay in the second-level cache.
 const STREAM_CHUNK: usize = 64 << 10;
@@ -284,12 +282,10 @@ impl Device {
         Some(DeviceGuard { core, shared: &self.shared })
     }
 
-    /// For loops that poll: call it with the time since there was work last. After a few microseconds it lets another
-    /// thread have the core.
+    /// For loops that poll: call it at each poll that finds nothing, with the time when there was work last. After a few
+    /// microseconds, or at once if the core has turned out to be shared, it lets another thread have the core.
     pub fn relax(&self, idle_since: Time) {
-        if self.now().saturating_sub(idle_since) > POLITE {
-            std::thread::yield_now();
-        }
+        polite::relax(self.now().saturating_sub(idle_since), || self.now());
     }
 
     /// How long (ns) the NIC thread spins without work before it sleeps.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use remora_nic::{CqId, Time};
 
-use super::{Core, Device, Reading, Shared};
+use super::{Core, Device, Reading, Shared, polite};
 use crate::sys::{Sleeper, prepare_to_wait};
 
 /// How long after the last poll of a user the NIC thread stays away.
@@ -119,8 +119,9 @@ impl Shared {
                 continue;
             }
             drop(core);
-            // There may be fewer cores than pollers.
-            std::thread::yield_now();
+            if !busy {
+                polite::relax(now.saturating_sub(busy_at), || self.now());
+            }
         }
     }
 
