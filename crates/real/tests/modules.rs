@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use remora_kernel::{Limits, Placement, Status};
 use remora_real::{Client, ClientConfig, DeployToken, Deployers, Error, Node, NodeConfig, RingConfig};
+use remora_ring::RingShape;
 use remora_wasm::{Isolation, ModuleLimits};
 
 fn config(host: u8) -> NodeConfig {
@@ -129,6 +130,32 @@ const OFTEN: &str = r#"(module
         (then (return (i32.const 20))))
       (br_if $again (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1))) (i32.const 5000))))
     (i32.const 0)))"#;
+
+#[test]
+fn a_module_takes_parameters_as_long_as_a_ring() {
+    const LAST: &str = r#"(module
+      (import "remora" "params" (func $params (param i32 i32 i32) (result i32)))
+      (import "remora" "reply" (func $reply (param i32 i32) (result i32)))
+      (memory (export "memory") 1)
+      (global (export "params") i32 (i32.const 1024))
+      (func (export "run") (param $len i32) (result i32)
+        (drop (call $params (i32.sub (local.get $len) (i32.const 8)) (i32.const 0) (i32.const 8)))
+        (call $reply (i32.const 0) (i32.const 8))))"#;
+    let node = Node::start(config(12)).expect("node");
+    let mut client = client(&node, 2);
+    let module = wat::parse_str(LAST).expect("wat");
+    let entry = client.deploy_kernel("last", &module, ModuleLimits::default(), Isolation::Reused, false);
+    let op = entry.expect("deployed").op;
+    let shape = RingShape::new(1024, 4096).expect("a shape");
+    for placement in [Placement::Nic, Placement::Host] {
+        client.open_rings(placement, RingConfig { shape, ..RingConfig::default() }).expect("rings");
+        for len in [8, 5000, 200_000, 1 << 20] {
+            let mut params = vec![1; len];
+            params[len - 8..].copy_from_slice(&(len as u64).to_le_bytes());
+            assert_eq!(word_by_ring(&mut client, placement, op, &params), (Status::Ok, len as u64), "{placement:?}");
+        }
+    }
+}
 
 #[test]
 fn a_modules_limits_replace_those_of_its_place() {

@@ -33,11 +33,13 @@ const SHAPE: &str = r#"(module
   (import "remora" "fetch_add" (func (param i32 i64 i64 i32) (result i32)))
   (import "remora" "next_chunk" (func (param i32 i32) (result i32)))
   (import "remora" "reply" (func (param i32 i32) (result i32)))
+  (import "remora" "params" (func (param i32 i32 i32) (result i32)))
+  (import "remora" "log" (func (param i32 i32) (result i32)))
   (memory (export "memory") 2 16)
   (func (export "body") (param i32) (result i32) unreachable))"#;
 
 /// Instead of the imports: the same with arguments that often make sense. Keys are picked from a table at 512.
-const SENSIBLE: [&str; 6] = [
+const SENSIBLE: [&str; 8] = [
     "(func (param i32 i64 i32 i32) (result i32) KEY VA (i32.and (local.get 2) (i32.const 0xffff))
        (i32.and (local.get 3) (i32.const 0x1ff)) call 0)",
     "(func (param i32 i64 i32 i32) (result i32) KEY VA (i32.and (local.get 2) (i32.const 0xffff))
@@ -50,6 +52,10 @@ const SENSIBLE: [&str; 6] = [
        (i32.and (local.get 1) (i32.const 0xff)) call 4)",
     "(func (param i32 i32) (result i32) (i32.and (local.get 0) (i32.const 0xffff))
        (i32.and (local.get 1) (i32.const 0x1f)) call 5)",
+    "(func (param i32 i32 i32) (result i32) (i32.and (local.get 0) (i32.const 0x1fff))
+       (i32.and (local.get 1) (i32.const 0xffff)) (i32.and (local.get 2) (i32.const 0x1fff)) call 6)",
+    "(func (param i32 i32) (result i32) (i32.and (local.get 0) (i32.const 0xffff))
+       (i32.and (local.get 1) (i32.const 0xff)) call 7)",
 ];
 const KEY: &str = "(i32.load offset=512 (i32.and (local.get 0) (i32.const 28)))";
 const VA: &str = "(i64.and (local.get 1) (i64.const 0x13f8))";
@@ -308,11 +314,17 @@ fn run(random: &mut Random, functions: usize, module: &str) -> Option<String> {
     let mut text = String::from(r#"(func (export "run") (param i32) (result i32) "#);
     for _ in 0..random.below(12) {
         let import = random.below(SENSIBLE.len() as u64) as usize;
-        for parameter in
-            ["i32 i64 i32 i32", "i32 i64 i32 i32", "i32 i64 i64 i64 i32", "i32 i64 i64 i32", "i32 i32", "i32 i32"]
-                [import]
-                .split(' ')
-        {
+        const PARAMETERS: [&str; 8] = [
+            "i32 i64 i32 i32",
+            "i32 i64 i32 i32",
+            "i32 i64 i64 i64 i32",
+            "i32 i64 i64 i32",
+            "i32 i32",
+            "i32 i32",
+            "i32 i32 i32",
+            "i32 i32",
+        ];
+        for parameter in PARAMETERS[import].split(' ') {
             let value = random.next();
             text += &match parameter {
                 "i32" => format!("i32.const {} ", value as i32),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use remora_kernel::{Call, Status};
 use wasmtime::{Caller, Instance, Memory, ResourceLimiter, Store, Trap, TypedFunc};
 
-use crate::abi::{PARAMS_LEN, REPLY_TOO_LONG};
+use crate::abi::{CHUNK, PARAMS_LEN, REPLY_TOO_LONG};
 use crate::limits::{ModuleError, ModuleLimits};
 use crate::module::Engine;
 
@@ -14,7 +14,8 @@ use crate::module::Engine;
 pub(crate) struct State<P> {
     limit: MemoryLimit,
     memory: Option<Memory>,
-    /// The reply, lent by the call.
+    /// Parameters and reply, lent by the call.
+    params: Vec<u8>,
     reply: Vec<u8>,
     reply_limit: usize,
     pub place: P,
@@ -25,6 +26,21 @@ impl<P> State<P> {
     #[inline]
     pub fn memory_used(&self) -> usize {
         self.limit.used
+    }
+
+    /// Bytes by which the reply may grow.
+    pub fn reply_room(&self) -> usize {
+        self.reply_limit.saturating_sub(self.reply.len())
+    }
+
+    /// Appends to the reply, if there is room.
+    #[inline]
+    pub fn append(&mut self, bytes: &[u8]) -> bool {
+        let fits = bytes.len() <= self.reply_room();
+        if fits {
+            self.reply.extend_from_slice(bytes);
+        }
+        fits
     }
 }
 
@@ -78,7 +94,8 @@ impl<P: Default + Send> Running<P> {
     ) -> Result<Self, ModuleError> {
         let runtime = |error: wasmtime::Error| ModuleError::Runtime(format!("{error:#}"));
         let limit = MemoryLimit { limit: limits.memory, used: 0, left_of_all: engine.memory_left() };
-        let state = State { limit, memory: None, reply: Vec::new(), reply_limit: 0, place: P::default() };
+        let state =
+            State { limit, memory: None, params: Vec::new(), reply: Vec::new(), reply_limit: 0, place: P::default() };
         let mut store = Store::new(engine.get(), state);
         store.limiter(|state| &mut state.limit);
         store.set_fuel(limits.fuel).map_err(runtime)?;
@@ -100,14 +117,22 @@ impl<P: Default + Send> Running<P> {
         Ok(Running { store, run, memory, params })
     }
 
-    /// Readies it for a call, whose reply it takes until the call [ends](Self::end).
+    /// Readies it for a call, whose parameters and reply it takes until the call [ends](Self::end).
     #[inline]
     pub fn begin(&mut self, call: &mut Call, fuel: u64) -> bool {
         let (data, state) = self.memory.data_and_store_mut(&mut self.store);
-        let Some(room) = data.get_mut(self.params..self.params + call.params.len()) else { return false };
-        room.copy_from_slice(&call.params);
-        (state.reply, state.reply_limit) = (std::mem::take(&mut call.reply), call.reply_limit as usize);
+        let first = &call.params[..call.params.len().min(PARAMS_LEN)];
+        let Some(room) = data.get_mut(self.params..self.params + first.len()) else { return false };
+        room.copy_from_slice(first);
+        (state.params, state.reply) = (std::mem::take(&mut call.params), std::mem::take(&mut call.reply));
+        state.reply_limit = call.reply_limit as usize;
         self.store.set_fuel(fuel).is_ok()
+    }
+
+    /// What `run` is told: how long the parameters are.
+    #[inline]
+    pub fn len(&self) -> i32 {
+        self.store.data().params.len() as i32
     }
 
     /// What it has used of so much fuel.
@@ -116,10 +141,11 @@ impl<P: Default + Send> Running<P> {
         fuel.saturating_sub(self.store.get_fuel().unwrap_or(0))
     }
 
-    /// Gives the reply back. Returns how the call ended, and whether the instance can be called again.
+    /// Gives parameters and reply back. Returns how the call ended, and whether the instance can be called again.
     #[inline]
     pub fn end(&mut self, call: &mut Call, result: wasmtime::Result<i32>) -> (Status, bool) {
-        call.reply = std::mem::take(&mut self.store.data_mut().reply);
+        let state = self.store.data_mut();
+        (call.params, call.reply) = (std::mem::take(&mut state.params), std::mem::take(&mut state.reply));
         match result {
             Ok(code @ (0 | 1 | 3 | 16..=254)) => (Status::from_code(code as u8), true),
             Ok(_) => (Status::Trapped, true),
@@ -144,7 +170,8 @@ pub(crate) fn enter<'a, P>(
     ptr: i32,
     len: i32,
 ) -> wasmtime::Result<(&'a mut [u8], &'a mut State<P>)> {
-    let left = caller.get_fuel()?.checked_sub(access_fuel(len as u32 as usize)).ok_or(Trap::OutOfFuel)?;
+    let bytes = slice(caller, ptr, len)?.0.len();
+    let left = caller.get_fuel()?.checked_sub(access_fuel(bytes)).ok_or(Trap::OutOfFuel)?;
     caller.set_fuel(left)?;
     slice(caller, ptr, len)
 }
@@ -172,19 +199,24 @@ pub(crate) trait Place {
 }
 
 /// The import `log`. It costs as much everywhere, so that a call that is traced does what it does elsewhere.
-pub(crate) fn log<P: Place>(mut caller: Caller<'_, State<P>>, ptr: i32, len: i32) -> wasmtime::Result<i32> {
+pub(crate) fn log<P: Place>(caller: &mut Caller<'_, State<P>>, ptr: i32, len: i32) -> wasmtime::Result<i32> {
     let fuel = caller.get_fuel()?;
-    let (bytes, state) = enter(&mut caller, ptr, len)?;
+    let (bytes, state) = enter(caller, ptr, len)?;
     state.place.log(fuel, bytes);
     Ok(0)
 }
 
 /// The import `reply`.
-pub(crate) fn reply<P>(mut caller: Caller<'_, State<P>>, ptr: i32, len: i32) -> wasmtime::Result<i32> {
-    let (bytes, state) = slice(&mut caller, ptr, len)?;
-    if bytes.len() > state.reply_limit.saturating_sub(state.reply.len()) {
-        return Ok(REPLY_TOO_LONG);
-    }
-    state.reply.extend_from_slice(bytes);
-    Ok(0)
+pub(crate) fn reply<P>(caller: &mut Caller<'_, State<P>>, ptr: i32, len: i32) -> wasmtime::Result<i32> {
+    let (bytes, state) = enter(caller, ptr, len)?;
+    Ok(if state.append(bytes) { 0 } else { REPLY_TOO_LONG })
+}
+
+/// The import `params`.
+pub(crate) fn params<P>(caller: &mut Caller<'_, State<P>>, at: i32, ptr: i32, len: i32) -> wasmtime::Result<i32> {
+    let (bytes, state) = enter(caller, ptr, (len as u32).min(CHUNK) as i32)?;
+    let rest = state.params.get(at as u32 as usize..).unwrap_or_default();
+    let n = rest.len().min(bytes.len());
+    bytes[..n].copy_from_slice(&rest[..n]);
+    Ok(n as i32)
 }

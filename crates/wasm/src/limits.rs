@@ -10,7 +10,7 @@ pub enum ModuleError {
     Invalid(String),
     /// An import that there is not.
     #[error(
-        "imports {}.{}{detail}: kernels import read, write, compare_swap, fetch_add, next_chunk, reply and log from \"remora\"",
+        "imports {}.{}{detail}: kernels import read, write, compare_swap, fetch_add, params, next_chunk, reply and log from \"remora\"",
         .module.escape_debug(), .name.escape_debug()
     )]
     Import {

@@ -112,6 +112,8 @@ impl Engine {
 /// A compiled kernel and its instances.
 pub struct Module {
     limits: ModuleLimits,
+    /// It asks for what there is no room for.
+    long_params: bool,
     inline: Option<Inline>,
     suspended: Suspended,
 }
@@ -121,11 +123,11 @@ impl Module {
     pub fn new(engine: &Engine, bytes: &[u8], limits: ModuleLimits, isolation: Isolation) -> Result<Self, ModuleError> {
         limits.check()?;
         let module = engine.compile(bytes)?;
-        let streams = check_imports(&module)?;
+        let imports = check_imports(&module)?;
         check_exports(&module, limits)?;
         let suspended = Suspended::new(engine, &module, limits, isolation)?;
         // Instantiated once, so that a start function that fails is reported here and not at each call.
-        let inline = if streams || limits.fuel > INLINE_FUEL {
+        let inline = if imports.next_chunk || limits.fuel > INLINE_FUEL {
             suspended.try_out()?;
             None
         } else {
@@ -133,13 +135,13 @@ impl Module {
             inline.try_out()?;
             Some(inline)
         };
-        Ok(Module { limits, inline, suspended })
+        Ok(Module { limits, long_params: imports.params, inline, suspended })
     }
 
     /// Runs one call to its end, if module and memory are such that it need not wait.
     #[inline]
     pub(crate) fn run_now<M: Memory>(&self, place: Option<&Spare>, memory: &M, call: &mut Call) -> Option<Status> {
-        if call.params.len() > crate::abi::PARAMS_LEN {
+        if call.params.len() > crate::abi::PARAMS_LEN && !self.long_params {
             return Some(Status::BadParams);
         }
         memory.set_limits(self.limits.access);
@@ -153,13 +155,14 @@ impl Module {
 }
 
 /// The imports that there are: name, parameters, all with one result.
-const IMPORTS: [(&str, &[Kind]); 7] = {
+const IMPORTS: [(&str, &[Kind]); 8] = {
     use Kind::{I32, I64};
     [
         ("read", &[I32, I64, I32, I32]),
         ("write", &[I32, I64, I32, I32]),
         ("compare_swap", &[I32, I64, I64, I64, I32]),
         ("fetch_add", &[I32, I64, I64, I32]),
+        ("params", &[I32, I32, I32]),
         ("next_chunk", &[I32, I32]),
         ("reply", &[I32, I32]),
         ("log", &[I32, I32]),
@@ -190,9 +193,17 @@ fn listed(types: impl Iterator<Item = impl std::fmt::Display>) -> String {
     types.map(|kind| kind.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns whether the module reads a payload.
-pub(crate) fn check_imports(module: &wasmtime::Module) -> Result<bool, ModuleError> {
-    let mut streams = false;
+/// What a module imports that matters to who calls it.
+#[derive(Default)]
+pub(crate) struct Imports {
+    /// It reads a payload.
+    next_chunk: bool,
+    /// It reads parameters that there is no room for.
+    pub params: bool,
+}
+
+pub(crate) fn check_imports(module: &wasmtime::Module) -> Result<Imports, ModuleError> {
+    let mut imports = Imports::default();
     for import in module.imports() {
         let fail = |detail: &str| {
             let (module, name) = (import.module().into(), import.name().into());
@@ -214,9 +225,10 @@ pub(crate) fn check_imports(module: &wasmtime::Module) -> Result<bool, ModuleErr
                 listed(params.iter().map(|kind| kind.name()))
             ));
         }
-        streams |= *name == "next_chunk";
+        imports.next_chunk |= *name == "next_chunk";
+        imports.params |= *name == "params";
     }
-    Ok(streams)
+    Ok(imports)
 }
 
 pub(crate) fn check_exports(module: &wasmtime::Module, limits: ModuleLimits) -> Result<(), ModuleError> {

@@ -4,8 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wasmtime::{InstancePre, Linker};
 
-use crate::abi;
-use crate::instance::{Place, Running, State, log, reply};
+use crate::instance::{Place, Running, State};
 use crate::limits::{Isolation, ModuleError, ModuleLimits};
 use crate::module::Engine;
 
@@ -28,7 +27,7 @@ pub(crate) struct Pool<P: 'static> {
 }
 
 impl<P: Default + Send + Place> Pool<P> {
-    /// `define` defines the imports that depend on the place.
+    /// `define` defines the imports.
     pub fn new(
         engine: &Engine,
         module: &wasmtime::Module,
@@ -39,8 +38,6 @@ impl<P: Default + Send + Place> Pool<P> {
     ) -> Result<Self, ModuleError> {
         let mut linker = Linker::new(engine.get());
         let pre = define(&mut linker)
-            .and_then(|()| linker.func_wrap(abi::IMPORT_MODULE, "reply", reply).map(drop))
-            .and_then(|()| linker.func_wrap(abi::IMPORT_MODULE, "log", log).map(drop))
             .and_then(|()| linker.instantiate_pre(module))
             .map_err(|error| ModuleError::Runtime(format!("{error:#}")))?;
         let keep = isolation == Isolation::Reused;

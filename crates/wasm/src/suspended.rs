@@ -8,8 +8,8 @@ use std::task::Poll;
 use remora_kernel::{Call, Fault, Memory, Status};
 use wasmtime::Caller;
 
-use crate::abi::{self, IMPORT_MODULE};
-use crate::instance::{Place, Running, State, access_fuel, enter, slice};
+use crate::abi::{self, CHUNK, IMPORT_MODULE};
+use crate::instance::{Place, Running, State, access_fuel, enter, log, params, slice};
 use crate::limits::{Isolation, MAKE_FUEL, ModuleError, ModuleLimits, SLICE};
 use crate::module::Engine;
 use crate::pool::Pool;
@@ -27,6 +27,8 @@ struct Slot {
     answer: Option<Result<u64, Fault>>,
     /// Bytes on their way in or out: a piece of an access at a time, as copying holds up all others, too.
     buffer: Vec<u8>,
+    /// Fuel that was left when it last gave way for what it had no need to wait for.
+    gave_way: u64,
     /// Fuel that was left when the module began to wait, before it paid for the access and after.
     fuel: (u64, u64),
 }
@@ -62,6 +64,9 @@ impl Suspended {
             linker.func_wrap_async(IMPORT_MODULE, "fetch_add", |caller, params| Box::new(fetch_add(caller, params)))?;
             linker
                 .func_wrap_async(IMPORT_MODULE, "next_chunk", |caller, params| Box::new(next_chunk(caller, params)))?;
+            linker.func_wrap_async(IMPORT_MODULE, "params", |caller, params| Box::new(long_params(caller, params)))?;
+            linker.func_wrap_async(IMPORT_MODULE, "reply", |caller, params| Box::new(long_reply(caller, params)))?;
+            linker.func_wrap_async(IMPORT_MODULE, "log", |caller, params| Box::new(long_log(caller, params)))?;
             Ok(())
         });
         pool.map(Suspended)
@@ -115,10 +120,11 @@ impl Suspended {
         let slot = instance.store.data().place.clone();
         {
             let mut slot = lock(&slot);
-            (slot.request, slot.answer) = (None, None);
+            (slot.request, slot.answer, slot.gave_way) = (None, None, fuel);
         }
         let result = {
-            let mut running = pin!(instance.run.call_async(&mut instance.store, call.params.len() as i32));
+            let len = instance.len();
+            let mut running = pin!(instance.run.call_async(&mut instance.store, len));
             loop {
                 if let Poll::Ready(result) = poll_once(running.as_mut()).await {
                     break result;
@@ -271,9 +277,6 @@ async fn atomic(mut caller: AsyncCaller<'_>, request: Request, ptr: i32) -> wasm
     }
 }
 
-/// At most this much of a payload, or of the node's memory, goes into a module or out of it at a time.
-const CHUNK: u32 = 64 << 10;
-
 async fn next_chunk(mut caller: AsyncCaller<'_>, (ptr, len): (i32, i32)) -> wasmtime::Result<i32> {
     let len = (len as u32).min(CHUNK) as i32;
     let room = enter(&mut caller, ptr, len)?.0.len();
@@ -286,4 +289,49 @@ async fn next_chunk(mut caller: AsyncCaller<'_>, (ptr, len): (i32, i32)) -> wasm
         }
         Err(fault) => Ok(abi::code(fault)),
     }
+}
+
+/// Lets others run once if a slice of fuel has gone since the last time. What pays by itself begins a new slice, so that a
+/// module which asks for that alone would never give way.
+async fn breathe(caller: &AsyncCaller<'_>) {
+    let left = caller.get_fuel().unwrap_or(0);
+    let is_due = {
+        let mut slot = lock(&caller.data().place);
+        let is_due = slot.gave_way.saturating_sub(left) >= SLICE;
+        slot.gave_way = if is_due { left } else { slot.gave_way };
+        is_due
+    };
+    if is_due {
+        give_way().await;
+    }
+}
+
+async fn long_params(mut caller: AsyncCaller<'_>, (at, ptr, len): (i32, i32, i32)) -> wasmtime::Result<i32> {
+    let brought = params(&mut caller, at, ptr, len);
+    breathe(&caller).await;
+    brought
+}
+
+async fn long_reply(mut caller: AsyncCaller<'_>, (ptr, len): (i32, i32)) -> wasmtime::Result<i32> {
+    let (bytes, state) = enter(&mut caller, ptr, len)?;
+    if bytes.len() > state.reply_room() {
+        return Ok(abi::REPLY_TOO_LONG);
+    }
+    for (at, len) in pieces(len) {
+        let (bytes, state) = slice(&mut caller, ptr.wrapping_add(at as i32), len)?;
+        if !state.append(bytes) {
+            return Ok(abi::REPLY_TOO_LONG);
+        }
+        match len as u32 {
+            CHUNK => give_way().await,
+            _ => breathe(&caller).await,
+        }
+    }
+    Ok(0)
+}
+
+async fn long_log(mut caller: AsyncCaller<'_>, (ptr, len): (i32, i32)) -> wasmtime::Result<i32> {
+    let logged = log(&mut caller, ptr, len);
+    breathe(&caller).await;
+    logged
 }

@@ -3,9 +3,9 @@
 use remora_kernel::{Call, Fault, HostMemory, Immediate, Memory, Status};
 use wasmtime::{AsContext, Caller, Linker, Store, Trap, WasmBacktrace};
 
-use crate::abi::{self, IMPORT_MODULE, PARAMS_LEN};
+use crate::abi::{self, CHUNK, IMPORT_MODULE, PARAMS_LEN};
 use crate::compiler;
-use crate::instance::{Place, Running, State, enter, log, reply};
+use crate::instance::{Place, Running, State, enter, log, params, reply};
 use crate::limits::{ModuleError, ModuleLimits};
 use crate::module::{Engine, check_exports, check_imports};
 
@@ -80,6 +80,7 @@ pub struct Tracer {
     module: wasmtime::Module,
     bytes: Vec<u8>,
     limits: ModuleLimits,
+    long_params: bool,
 }
 
 /// What serves the imports of a traced call.
@@ -118,9 +119,9 @@ impl Tracer {
         limits.check()?;
         let engine = Engine::tracing()?;
         let module = engine.compile(bytes)?;
-        check_imports(&module)?;
+        let long_params = check_imports(&module)?.params;
         check_exports(&module, limits)?;
-        Ok(Self { engine, module, bytes: bytes.into(), limits })
+        Ok(Self { engine, module, bytes: bytes.into(), limits, long_params })
     }
 
     /// Runs one call over `memory`, in an instance of its own. With `sites` each step says where in the module it was.
@@ -139,10 +140,12 @@ impl Tracer {
         let all_fuel = self.limits.fuel;
         let serving = Serving { memory: Some(memory), payload: payload.into(), all_fuel, ..Serving::default() };
         instance.store.data_mut().place = serving;
-        if call.params.len() > PARAMS_LEN || !instance.begin(call, all_fuel) {
+        let is_long = call.params.len() > PARAMS_LEN;
+        if is_long && !self.long_params || !instance.begin(call, all_fuel) {
             return Ok(self.ended(Status::BadParams, call, 0, Serving::default(), None));
         }
-        let result = instance.run.call(&mut instance.store, call.params.len() as i32);
+        let len = instance.len();
+        let result = instance.run.call(&mut instance.store, len);
         let fuel = all_fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0));
         let trap = match &result {
             Ok(0 | 1 | 3 | 16..=254) => None,
@@ -243,7 +246,7 @@ fn define(linker: &mut Linker<State<Serving>>, sites: bool) -> wasmtime::Result<
     )?;
     linker.func_wrap(IMPORT_MODULE, "next_chunk", move |mut caller: Asks<'_>, ptr: i32, len: i32| {
         let (site, left) = (site(&caller), caller.get_fuel()?);
-        let len = (len as u32).min(64 << 10);
+        let len = (len as u32).min(CHUNK);
         let (bytes, state) = enter(&mut caller, ptr, len as i32)?;
         let serving = &mut state.place;
         let rest = &serving.payload[serving.taken..];
@@ -256,8 +259,12 @@ fn define(linker: &mut Linker<State<Serving>>, sites: bool) -> wasmtime::Result<
         serving.tell(left, site, Asked::NextChunk(len), n as i32);
         Ok(n as i32)
     })?;
-    linker.func_wrap(IMPORT_MODULE, "reply", reply)?;
-    linker.func_wrap(IMPORT_MODULE, "log", log)?;
+    linker.func_wrap(IMPORT_MODULE, "params", |mut caller: Asks<'_>, at: i32, ptr: i32, len: i32| {
+        params(&mut caller, at, ptr, len)
+    })?;
+    linker
+        .func_wrap(IMPORT_MODULE, "reply", |mut caller: Asks<'_>, ptr: i32, len: i32| reply(&mut caller, ptr, len))?;
+    linker.func_wrap(IMPORT_MODULE, "log", |mut caller: Asks<'_>, ptr: i32, len: i32| log(&mut caller, ptr, len))?;
     Ok(())
 }
 

@@ -113,6 +113,7 @@ fn module(body: &str) -> String {
           (import "remora" "compare_swap" (func $swap (param i32 i64 i64 i64 i32) (result i32)))
           (import "remora" "fetch_add" (func $add (param i32 i64 i64 i32) (result i32)))
           (import "remora" "reply" (func $reply (param i32 i32) (result i32)))
+          (import "remora" "log" (func $log (param i32 i32) (result i32)))
           (memory (export "memory") 1)
           (global (export "params") i32 (i32.const 1024))
           {body})"#
@@ -396,6 +397,88 @@ fn a_start_function_is_paid_for() {
     }
     let alone = 25_000 * 6 / remora_kernel::TURN as usize;
     assert!(turns > CALLS * alone / 2, "{turns} turns for {CALLS} calls of which each takes {alone} by itself");
+}
+
+/// What pays by itself must not put off the moment when others have their turn.
+#[test]
+fn who_only_logs_or_replies_gives_way_as_who_computes() {
+    let place = Place::new();
+    let asks = ["$log", "$reply"].map(|ask| format!("(drop (call {ask} (i32.const 0) (i32.const 0)))"));
+    let long = ModuleLimits { fuel: 1_000_000, ..SHORT };
+    let polls = ["", &asks[0], &asks[1]].map(|ask| {
+        let spin = format!("(func (export \"run\") (param i32) (result i32) (loop $l {ask} (br $l)) (unreachable))");
+        let mut call = Call::new(place.deploy("spin", &spin, long), &[], 64);
+        let memory = place.fresh();
+        let mut run = Box::pin(place.kernels.run(&memory, &mut call));
+        let mut polls = 1;
+        while run.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            polls += 1;
+        }
+        polls
+    });
+    assert!(polls.iter().all(|&asking| asking > polls[0] / 2), "{polls:?} turns");
+}
+
+/// A module with the import `params`.
+fn long_module(body: &str) -> String {
+    let import = r#"(module
+          (import "remora" "params" (func $params (param i32 i32 i32) (result i32)))"#;
+    module(body).replacen("(module", import, 1)
+}
+
+#[test]
+fn long_parameters_come_in_pieces_to_who_asks_for_them() {
+    /// Adds up all bytes, a piece of 5000 after the other, beside those that are there, and says how many pieces there were.
+    const SUM: &str = r#"(func (export "run") (param $len i32) (result i32)
+        (local $at i32) (local $n i32) (local $i i32) (local $sum i64) (local $pieces i32)
+        (loop $more
+          (local.set $n (call $params (local.get $at) (i32.const 8192) (i32.const 5000)))
+          (local.set $i (i32.const 0))
+          (loop $add
+            (if (i32.lt_u (local.get $i) (local.get $n)) (then
+              (local.set $sum (i64.add (local.get $sum)
+                (i64.extend_i32_u (i32.load8_u (i32.add (i32.const 8192) (local.get $i))))))
+              (local.set $i (i32.add (local.get $i) (i32.const 1)))
+              (br $add))))
+          (local.set $at (i32.add (local.get $at) (local.get $n)))
+          (local.set $pieces (i32.add (local.get $pieces) (i32.const 1)))
+          (br_if $more (i32.lt_u (local.get $at) (local.get $len))))
+        (i64.store (i32.const 0) (local.get $sum))
+        (i64.store (i32.const 8) (i64.extend_i32_u (local.get $pieces)))
+        (i64.store (i32.const 16) (i64.load (i32.const 1024)))
+        (i64.store (i32.const 24) (i64.extend_i32_u (call $params (local.get $len) (i32.const 8192) (i32.const 1))))
+        (drop (call $reply (i32.const 0) (i32.const 32)))
+        (i32.const 0))"#;
+    let place = Place::new();
+    let deploy = |name, text: &str, fuel| {
+        let bytes = wat::parse_str(text).unwrap();
+        place.kernels.deploy(name, &bytes, ModuleLimits { fuel, ..SHORT }, Isolation::Reused).unwrap().op
+    };
+    let long = deploy("long", &long_module(SUM), 100_000_000);
+    for len in [1, 4096, 4097, 100_003] {
+        let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 1).collect();
+        let sum: u64 = bytes.iter().map(|&byte| u64::from(byte)).sum();
+        let mut first = [0; 8];
+        bytes.iter().zip(&mut first).for_each(|(byte, out)| *out = *byte);
+        let (status, reply) = place.call(long, &bytes);
+        assert_eq!(status, Status::Ok, "{len}");
+        let words: Vec<u64> = reply.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+        let first = if len < 8 { words[2] } else { u64::from_le_bytes(first) };
+        assert_eq!(words, [sum, (len as u64).div_ceil(5000), first, 0], "{len}");
+    }
+    // What a piece costs is paid for, where calls wait and where they do not.
+    let short = deploy("short", &long_module(SUM), 10_000);
+    assert_eq!(place.call(short, &[1; 100]).0, Status::Ok);
+    assert_eq!(place.call(short, &[1; 5000]).0, Status::StepLimit);
+    let far = deploy(
+        "far",
+        &long_module(SUM).replace("(i32.const 8192) (i32.const 5000)", "(i32.const 65000) (i32.const 5000)"),
+        100_000_000,
+    );
+    assert_eq!(place.call(far, &[1; 5000]).0, Status::Trapped, "a place outside of its memory");
+    // Who does not ask has room for so many.
+    let old = deploy("old", &module(r#"(func (export "run") (param i32) (result i32) (i32.const 0))"#), 10_000);
+    assert_eq!([4096, 4097].map(|len| place.call(old, &vec![0; len]).0), [Status::Ok, Status::BadParams]);
 }
 
 /// Memory that never makes a call wait, and notes its accesses: where the bytes of each lay, and how many they were.
