@@ -10,7 +10,7 @@ mod clock;
 mod events;
 mod inbox;
 mod outbox;
-mod polite;
+pub(crate) mod polite;
 mod sleep;
 mod turn;
 mod watch;

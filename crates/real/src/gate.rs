@@ -22,6 +22,7 @@ use rustix::net::{self, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, socko
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::Error;
+use crate::device::polite::Looks;
 use crate::link::unix_socket;
 use crate::trunk::{Trunk, TrunkConfig, TrunkSleeper};
 
@@ -54,6 +55,8 @@ pub struct GateFigures {
 pub struct Gate {
     shared: Arc<Shared>,
     sleeper: TrunkSleeper,
+    looks: Looks,
+    start: Instant,
 }
 
 struct Shared {
@@ -112,7 +115,7 @@ impl Gate {
         let shared = Arc::new(Shared { inside, waker, ways, askers: AtomicUsize::new(0), made: AtomicU64::new(0) });
         let asked = shared.clone();
         spawn("gate", move || asked.listen(&listener)).map_err(|source| Error::System { what: "a thread", source })?;
-        Ok(Self { shared, sleeper })
+        Ok(Self { shared, sleeper, looks: Looks::default(), start: Instant::now() })
     }
 
     /// What there is.
@@ -126,7 +129,7 @@ impl Gate {
         }
     }
 
-    /// Does what there is to do; if there is nothing, sleeps until there is or `timeout` has passed.
+    /// Does what there is to do; if there has been nothing for a while, sleeps until there is or `timeout` has passed.
     ///
     /// # Errors
     ///
@@ -154,7 +157,8 @@ impl Gate {
         }
         let pause = inside.trunk.pause(timeout);
         MutexGuard::unlock_fair(inside);
-        if work == 0 {
+        let clock = || self.start.elapsed().as_nanos() as u64;
+        if !self.looks.again(work, clock(), clock) {
             self.sleeper.sleep(pause);
         }
         Ok(())
