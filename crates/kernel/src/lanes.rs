@@ -93,7 +93,7 @@ impl Lanes {
     #[inline(always)]
     pub fn start(&mut self, call: Call, memory: &HostMemory, limits: Limits) -> i64 {
         self.pd = call.pd;
-        if self.begun >= BEGUN {
+        if self.begun >= BEGUN || !self.waiting.is_empty() {
             self.waiting.push_back(call);
             return 0;
         }
@@ -114,9 +114,8 @@ impl Lanes {
     }
 
     #[inline(never)]
-    fn begin_waiting(&mut self, limits: Limits, balance: i64, reads: &mut Reads<'_>) {
+    fn begin_waiting(&mut self, limits: Limits, reads: &mut Reads<'_>) {
         while self.begun < BEGUN
-            && balance > reads.work
             && let Some(call) = self.waiting.pop_front()
         {
             self.begin(call, limits, reads);
@@ -147,7 +146,7 @@ impl Lanes {
             self.begun -= self.finds.poll(&mut reads, &mut balance, ended);
             self.begun -= self.rewrites.poll(&mut reads, &mut balance, ended);
             if !self.waiting.is_empty() {
-                self.begin_waiting(limits, balance, &mut reads);
+                self.begin_waiting(limits, &mut reads);
             }
             let others_run = memory.prefetches() && (self.waiting.is_empty() || balance <= last);
             if others_run || balance <= reads.work || self.is_empty() {
@@ -216,7 +215,8 @@ impl<S: Steps> Lane<S> {
         let most = walks.len().min(polls(*balance));
         let (mut polled, mut stay) = (0, 0);
         for walk in &mut walks[..most] {
-            if reads.work >= *balance {
+            // Long reads of other lanes leave each one step.
+            if polled > 0 && reads.work >= *balance {
                 break;
             }
             (polled, *balance) = (polled + 1, *balance - POLL);
@@ -331,11 +331,13 @@ struct Known<'m> {
 }
 
 impl<'m> Known<'m> {
-    /// The region of a key, unless the memory has no room to remember it, or there is none.
+    /// The region of a key that may be read, which may be another than at the last step: unless the memory has no room to
+    /// remember it, or there is none.
     #[inline(always)]
     fn find(&mut self, memory: &'m HostMemory, key: u32) -> Option<&'m Region> {
         if self.region.is_none() || self.key != key {
-            *self = Known { key, region: memory.remembered(key) };
+            let may = |region: &&Region| region.access().contains(Access::REMOTE_READ);
+            *self = Known { key, region: memory.remembered(key).filter(may) };
         }
         self.region
     }
@@ -704,5 +706,117 @@ mod tests {
         }
         let [many, few] = done;
         assert!(many > 1000 && 10 * 4 * few > 9 * many, "{many} and {few}");
+    }
+
+    /// A list of one element, whose value is as long as a piece; who asks for another key goes round in a circle.
+    fn long_values() -> (Arc<Registry>, Pd, Arc<Region>) {
+        let registry = Arc::new(Registry::new([4; 32]));
+        let mut bytes = vec![7; 4096 + PIECE];
+        for (at, word) in [(64, 1u64), (72, 64), (80, 4096)] {
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let buffer = Buffer::from_boxed(bytes.into());
+        let pd = registry.alloc_pd();
+        let region = registry.register(pd, &buffer, 0, buffer.len(), Some(0), Access::all()).unwrap();
+        (registry, pd, region)
+    }
+
+    fn list_call(region: &Region, (client, tag): (u32, u64), len: u32) -> Call {
+        let params = TraversalParams::list(64, 1, len, region.key(), region.key());
+        let mut call = Call::new(op::TRAVERSAL, &params.encode(), len);
+        (call.pd, call.client, call.tag) = (Some(region.pd()), client, tag);
+        call
+    }
+
+    /// Whose long reads take all of each turn has other look-ups done beside them, and those that wait begin in their order.
+    #[test]
+    fn long_reads_hold_up_no_look_up_of_their_own_client() {
+        for prefetching in [false, true] {
+            let (registry, pd, region) = long_values();
+            let mut runner = host_runner(registry, prefetching, 256, Limits::default());
+            let mut number = 100;
+            let mut long = || {
+                number += 1;
+                list_call(&region, (1, number), PIECE as u32)
+            };
+            for _ in 0..40 {
+                assert!(runner.start(long()).is_ok());
+            }
+            let mut find = Vec::new();
+            KvParams::of_key(KvRef::new(0, region.key(), 0), 9, b"none").encode(&mut find);
+            let mut find = Call::new(op::KV_GET, &find, 64);
+            (find.pd, find.client, find.tag) = (Some(pd), 1, 1);
+            assert!(runner.start(find).is_ok());
+            let (mut open, mut turns): (Vec<u64>, _) = ((1..2).chain(101..141).collect(), 0);
+            while !open.is_empty() {
+                let mut ended = 0;
+                runner.poll(&mut |call, _| {
+                    open.retain(|tag| *tag != call.tag);
+                    ended += 1;
+                });
+                (0..ended).for_each(|_| assert!(runner.start(long()).is_ok()));
+                turns += 1;
+                assert!(turns < 1000, "{open:?} wait for ever");
+            }
+        }
+    }
+
+    /// Look-ups and futures of a client that is in debt in most rounds take turns in those in which it is not.
+    #[test]
+    fn long_reads_of_any_length_hold_up_no_future_of_their_own_client() {
+        for len in (1..=16).map(|part| PIECE / 16 * part).chain((63_800..64_000).step_by(8)) {
+            let (registry, pd, region) = long_values();
+            let mut runner = host_runner(registry, true, 256, Limits { steps: 1 << 20, bytes: 1 << 40 });
+            for tag in 0..32 {
+                assert!(runner.start(list_call(&region, (1, 100 + tag), len as u32)).is_ok());
+            }
+            // Another client has something to do all the while, so that debts are paid by rounds.
+            let circle = TraversalParams::list(64, 2, 8, region.key(), region.key());
+            let mut circle = Call::new(op::TRAVERSAL, &circle.encode(), 8);
+            (circle.pd, circle.client) = (Some(pd), 2);
+            assert!(runner.start(circle).is_ok());
+            let params = ConsistencyParams { address: 4096, key: region.key(), len: 512, max_tries: 1 };
+            let mut object = Call::new(op::CONSISTENCY, &params.encode(), 512);
+            (object.pd, object.client, object.tag) = (Some(pd), 1, 1);
+            assert!(runner.start(object).is_ok());
+            let (mut over, mut turns) = (false, 0);
+            while !over {
+                let mut again = Vec::new();
+                runner.poll(&mut |call, _| match call.tag {
+                    1 => over = true,
+                    tag => again.push(tag),
+                });
+                for tag in again {
+                    assert!(runner.start(list_call(&region, (1, tag), len as u32)).is_ok());
+                }
+                turns += 1;
+                assert!(turns < 100, "beside reads of {len} bytes");
+            }
+        }
+    }
+
+    /// What is registered anew under the same key, with fewer rights or for others, is looked at anew by each step.
+    #[test]
+    fn rights_that_are_taken_between_two_steps_are_gone() {
+        for turns in 0..2 {
+            for others in [false, true] {
+                let (registry, _, region) = long_values();
+                let mut runner = host_runner(registry.clone(), true, 4, Limits::default());
+                assert!(runner.start(list_call(&region, (1, 1), 64)).is_ok());
+                for _ in 0..turns {
+                    assert_eq!(runner.poll(&mut |_, status| panic!("ended: {status:?}")), 0);
+                }
+                let (pd, access) = match others {
+                    true => (Some(registry.alloc_pd()), None),
+                    false => (None, Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE)),
+                };
+                registry.reregister(region.key(), pd, None, access).unwrap();
+                let mut ended = Vec::new();
+                while runner.in_flight() > 0 {
+                    runner.poll(&mut |_, status| ended.push(status));
+                }
+                assert_eq!(ended, [Status::AccessDenied], "after {turns} turns, {others}");
+            }
+        }
     }
 }

@@ -386,7 +386,9 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     fn poll_client(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, S>) -> i64 {
         let line = &mut self.lines[client as usize];
         let first = line.beside_first;
-        line.beside_first = !first;
+        if balance > 0 {
+            line.beside_first = !first;
+        }
         if first || line.slots.is_empty() {
             balance = self.poll_beside(client, balance, done);
         }

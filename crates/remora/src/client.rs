@@ -281,12 +281,16 @@ impl Client {
             // A lost connection has ended the call, which says so itself.
             if !pending.is_done() {
                 polled?;
+                self.in_time(start)?;
             }
-            if let Some(after) = self.timeout.filter(|timeout| start.elapsed() > *timeout)
-                && !pending.is_done()
-            {
-                return Err(Error::TimedOut { after });
-            }
+        }
+    }
+
+    /// An error once a call that began then takes longer than it may.
+    pub(crate) fn in_time(&self, start: Instant) -> Result<()> {
+        match self.timeout {
+            Some(after) if start.elapsed() > after => Err(Error::TimedOut { after }),
+            _ => Ok(()),
         }
     }
 

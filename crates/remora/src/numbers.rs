@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Instant;
 
 use remora_kernel::{Placement, SequencerParams, Status, op};
 use remora_real::{Error, RemoteRegion};
@@ -47,7 +48,8 @@ impl TypedCall for TakeNumbers {
 
     fn decode(&self, status: Status, reply: &[u8]) -> Option<Range<u64>> {
         let first = u64::from_le_bytes(reply.try_into().ok().filter(|_| status == Status::Ok)?);
-        Some(first..first.wrapping_add(self.count.into()))
+        // The word has gone round: these are no range.
+        Some(first..first.checked_add(self.count.into())?)
     }
 }
 
@@ -108,13 +110,21 @@ impl Numbers {
         polled.and(ended).map(|()| self.given.len() - before)
     }
 
-    /// The number of a caller.
+    /// The number of a caller. After an error it gets none; it takes no longer than any call of the client's
+    /// [may](crate::ClientBuilder::timeout).
     pub fn wait(&mut self, client: &mut Client, caller: NumberCaller) -> Result<u64> {
+        let start = Instant::now();
         loop {
             if let Some(number) = self.given.remove(&caller.0) {
                 return Ok(number);
             }
-            self.poll(client)?;
+            // What failed may be an addition for others.
+            if let Err(error) = self.poll(client).and_then(|_| client.in_time(start))
+                && !self.given.contains_key(&caller.0)
+            {
+                self.desk.leave(caller.0);
+                return Err(error);
+            }
         }
     }
 
@@ -154,6 +164,12 @@ impl<T> Desk<T> {
         self.waiting.insert(caller, who);
         self.batches.ask(caller);
         caller
+    }
+
+    /// Who asked wants no number any more.
+    fn leave(&mut self, caller: u64) {
+        self.waiting.remove(&caller);
+        self.batches.gone(caller);
     }
 
     /// Makes the additions that are due.

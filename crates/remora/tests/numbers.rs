@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 
-use remora::{AsyncClient, Client, Node, Numbers, Placement, Sequencer, TakeNumbers};
+use remora::{AsyncClient, Client, Error, Node, Numbers, Placement, Sequencer, TakeNumbers};
 
 /// What a child is told.
 const ROLE: &str = "REMORA_NUMBERS";
@@ -92,6 +92,30 @@ fn no_number_is_given_twice_though_clients_are_killed() {
     assert_eq!(all.into_iter().collect::<BTreeSet<_>>().len(), count, "a number came twice");
     let next = first.at(Placement::Client).call(TakeNumbers { sequencer, count: 1 }).expect("a number");
     assert!(next.start > last);
+}
+
+#[test]
+fn a_wait_for_a_number_ends_in_time_and_the_next_caller_has_one() {
+    let node = Node::local().expect("node");
+    let timeout = std::time::Duration::from_nanos(1);
+    let mut client = Client::builder().timeout(timeout).connect(node.address()).expect("connection");
+    let sequencer = client.load_sequencer(0).expect("a sequencer");
+    let mut numbers = Numbers::new(sequencer, Placement::Host);
+    let given: Vec<_> = (0..200).map(|_| numbers.next(&mut client)).collect();
+    assert!(given.iter().any(|given| matches!(given, Err(Error::TimedOut { .. }))), "nothing takes a nanosecond");
+    assert!(given.iter().all(|given| matches!(given, Ok(_) | Err(Error::TimedOut { .. }))), "{given:?}");
+    let given: Vec<u64> = given.into_iter().flatten().collect();
+    assert!(given.is_sorted_by(|a, b| a < b), "{given:?}");
+}
+
+#[test]
+fn a_sequencer_that_has_no_more_numbers_says_so() {
+    let node = Node::local().expect("node");
+    let mut client = Client::connect(node.address()).expect("connection");
+    let sequencer = client.load_sequencer(u64::MAX - 3).expect("a sequencer");
+    let mut take = |count| client.at(Placement::Nic).call(TakeNumbers { sequencer, count });
+    assert_eq!(take(2).expect("numbers"), u64::MAX - 3..u64::MAX - 1);
+    assert!(take(2).is_err(), "one of them is no number of a range");
 }
 
 #[test]

@@ -56,9 +56,9 @@ impl<C: Copy + PartialEq> NumberBatches<C> {
     /// has been answered, gives nothing.
     pub fn answered(&mut self, number: u64, first: u64, mut give: impl FnMut(C, u64)) {
         let callers = self.under_way.remove(&number).unwrap_or_default();
-        for (caller, number) in callers.into_iter().zip(first..) {
+        for (caller, at) in callers.into_iter().zip(0..) {
             if let Some(caller) = caller {
-                give(caller, number);
+                give(caller, first.wrapping_add(at));
             }
         }
     }
@@ -112,6 +112,17 @@ mod tests {
         let third = batches.next_addition().unwrap();
         batches.answered(third.number, 200, |caller, number| given.push((caller, number)));
         assert_eq!(given[2..], [(3, 200), (4, 201), (5, 202), (6, 203), (7, 204), (8, 205), (9, 206), (10, 207)]);
+    }
+
+    /// A node may say anything.
+    #[test]
+    fn an_answer_of_any_number_is_taken() {
+        let mut batches = NumberBatches::new(1);
+        (0..3).for_each(|caller| batches.ask(caller));
+        let addition = batches.next_addition().unwrap();
+        let mut given = Vec::new();
+        batches.answered(addition.number, u64::MAX - 1, |caller, number| given.push((caller, number)));
+        assert_eq!(given, [(0, u64::MAX - 1), (1, u64::MAX), (2, 0)]);
     }
 
     #[derive(Clone, Debug)]

@@ -25,7 +25,7 @@ mod tests;
 use std::fmt;
 
 use remora_kernel::btree::{LOCKED, NOT_OWNER, TreeRef, pairs_of_scan};
-use remora_kernel::kv::NOT_HERE;
+use remora_kernel::kv::{KvParams, NOT_HERE};
 use remora_kernel::{ConsistencyParams, GetParams, Placement, Status, TraversalParams, op};
 
 use crate::control::u64_at;
@@ -58,8 +58,8 @@ pub struct CallKind {
 }
 
 impl CallKind {
-    /// The kind of a call by its parameters. Calls on different structures are of different kinds, and reads of objects, and
-    /// scans, of different size; other calls are told apart by how long their parameters are.
+    /// The kind of a call by its parameters. Calls on different structures are of different kinds, and reads of objects,
+    /// scans, and pairs to put, of different size; other calls are told apart by how long their parameters are.
     pub fn of(op: u64, params: &[u8]) -> Self {
         let class = match op {
             op::GET => GetParams::decode(params).ok().map(|p| u64::from(p.entries_key)),
@@ -70,6 +70,10 @@ impl CallKind {
             op::CONSISTENCY => {
                 let decoded = ConsistencyParams::decode(params).ok();
                 decoded.map(|p| u64::from(p.key) | size(p.len as usize) << 32)
+            }
+            op::KV_GET | op::KV_PUT | op::KV_UPDATE | op::KV_DELETE => {
+                let decoded = KvParams::decode(params, false).ok();
+                decoded.map(|p| u64::from(p.store.key) | size(params.len()) << 32)
             }
             op::TREE_GET | op::TREE_PUT | op::TREE_DELETE => TreeRef::of(params).map(|tree| tree.key.into()),
             op::TREE_SCAN => {
@@ -165,7 +169,7 @@ impl Placer {
     pub fn new(places: &[Placement], seed: u64) -> Self {
         let mut there = [false; PLACES];
         places.iter().for_each(|&place| there[index(place)] = true);
-        let classes = vec![Class::default(); SETS * WAYS];
+        let classes = vec![Class::nobody(); SETS * WAYS];
         let env = Env { there, seed: seed | 1, counts: PlacerCounts::default(), moved: None };
         let (pins, priors) = (Vec::new(), Vec::new());
         Self { env, classes, last: 0, calls: 0, peak: [0; 2], watched: WATCHED, pinned: None, pins, priors }
@@ -282,8 +286,7 @@ impl Placer {
         let prior =
             known.map_or([0.0; PLACES], |(_, priors)| priors.map(|prior| prior.map_or(0.0, |prior| prior.under(load))));
         let pin = self.pins.iter().find(|(op, _)| *op == kind.op).map(|&(_, place)| place);
-        let generation = self.classes[at].generation.wrapping_add(1);
-        self.classes[at] = Class::new(&self.env, (kind, load), prior, pin, generation);
+        self.classes[at] = Class::new(&self.env, (kind, load), prior, pin, &self.classes[at]);
         at
     }
 }

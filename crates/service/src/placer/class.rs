@@ -115,6 +115,8 @@ struct Place {
     probes: Recent<3>,
     /// What probes used to take.
     usual: f32,
+    /// The last probe took so long that a trial seems vain; the first call after a while may only have woken the place.
+    doubted: bool,
     /// The numbers of the calls from which on a probe and a trial are due.
     next_probe: u64,
     next_trial: u64,
@@ -173,15 +175,17 @@ pub(super) struct Class {
 }
 
 impl Class {
+    /// In the place of another: with what that has left to explore, so that kinds that come and go explore no more than those
+    /// that stay.
     pub fn new(
         env: &Env,
         (kind, load): (CallKind, u8),
         prior: [f32; PLACES],
         pin: Option<Placement>,
-        generation: u32,
+        before: &Self,
     ) -> Self {
-        let mut class = Self { kind: Some(kind), load, generation, stride: 1, quiet: QUIET[0], ..Self::default() };
-        class.tokens = ALLOWANCE[usize::from(load)];
+        let (generation, tokens) = (before.generation.wrapping_add(1), before.tokens);
+        let mut class = Self { kind: Some(kind), load, generation, tokens, stride: 1, ..Self::nobody() };
         let may = Places::of(kind.op);
         for (n, place) in class.places.iter_mut().enumerate() {
             let there = env.there[n] && may.has(Placement::ALL[n]);
@@ -208,9 +212,14 @@ impl Class {
         class
     }
 
+    /// Of no calls yet.
+    pub fn nobody() -> Self {
+        Self { tokens: f64::INFINITY, quiet: QUIET[0], ..Self::default() }
+    }
+
     /// Nothing is known of any calls; tickets from before are not taken for those to come.
     pub fn forget(&mut self) {
-        *self = Self { generation: self.generation, ..Self::default() };
+        *self = Self { generation: self.generation, tokens: self.tokens, ..Self::nobody() };
     }
 
     pub fn is(&self, kind: CallKind, load: u8) -> bool {
@@ -373,7 +382,7 @@ impl Class {
             }
             Role::Home if ticket.epoch == self.epoch => {
                 self.window.add(ns, is_ok, now);
-                if self.window.calls >= WINDOW && now - self.window.since >= WINDOW_TIME {
+                if self.window.calls >= WINDOW && now.saturating_sub(self.window.since) >= WINDOW_TIME {
                     self.close(now);
                 }
             }
@@ -423,7 +432,13 @@ impl Class {
         if !trial {
             return self.schedule(place, false);
         }
-        if took > HOPELESS * home {
+        let hopeless = took > HOPELESS * home;
+        if hopeless && !std::mem::replace(&mut known.doubted, true) {
+            // It is probed once more at once.
+            return;
+        }
+        known.doubted = false;
+        if hopeless {
             known.trials.add(took);
             known.known = Some(took);
             return self.schedule(place, true);
@@ -475,7 +490,7 @@ impl Class {
         let than = Placement::ALL[self.home];
         let why = match self.changed {
             _ if home.is_infinite() => Why::Failed { than },
-            Some((at, times)) if now - at < 100 * MS => Why::Changed { than, times },
+            Some((at, times)) if now.saturating_sub(at) < 100 * MS => Why::Changed { than, times },
             _ => Why::Faster { than, times },
         };
         self.go(env, place, why, now);
@@ -533,8 +548,8 @@ impl Class {
                 self.off_since = now;
             }
             self.off.add(cost);
-            let is_sure = self.off.len() >= CHANGED_WINDOWS && now - self.off_since >= CHANGED_TIME;
-            let is_quiet = self.changed.is_none_or(|(at, _)| now - at >= self.quiet);
+            let is_sure = self.off.len() >= CHANGED_WINDOWS && now.saturating_sub(self.off_since) >= CHANGED_TIME;
+            let is_quiet = self.changed.is_none_or(|(at, _)| now.saturating_sub(at) >= self.quiet);
             if cost.is_infinite() || (is_sure && is_quiet) {
                 self.look_around(now);
             }
@@ -552,7 +567,9 @@ impl Class {
         let Some(cost) = self.off.median() else { return };
         let times = cost / self.reference;
         self.quiet = match self.changed {
-            Some((at, _)) if now - at < 1_000 * MS && (0.5..2.0).contains(&times) => (self.quiet * 2).min(QUIET[1]),
+            Some((at, _)) if now.saturating_sub(at) < 1_000 * MS && (0.5..2.0).contains(&times) => {
+                (self.quiet * 2).min(QUIET[1])
+            }
             _ => QUIET[0],
         };
         self.changed = Some((now, times));

@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 
 use remora_kernel::BUILTINS;
 use remora_kernel::btree::{ByteParams, TreeParams};
+use remora_kernel::kv::KvRef;
 
 use super::*;
 
@@ -307,4 +308,68 @@ fn little_is_lost_to_who_knows() {
         assert!(explored_little(auto.counts, 1), "{:?}; {story}", auto.counts);
         assert!(auto.counts.moves <= 4 * count, "{:?}; {story}", auto.counts);
     }
+}
+
+/// Who meets more kinds of calls than are known at once explores no more than who meets few.
+#[test]
+fn kinds_that_come_and_go_are_explored_little_too() {
+    let (mut placer, mut now, mut draw) = (placer(), 0, draws());
+    for class in (0..400).cycle().take(1600) {
+        for _ in 0..600 {
+            let Choice { placement, ticket } = placer.choose(CallKind { op: 1, class }, 0, || now);
+            now += 10_000 + 2_000 * index(placement) as u64 + (1_000.0 * draw()) as u64;
+            ticket.into_iter().for_each(|ticket| placer.ended(ticket, now, true));
+        }
+    }
+    let counts = placer.counts();
+    let calls: u64 = counts.calls.iter().sum();
+    assert!(counts.explored <= calls * 2 / 100 + (SETS * WAYS) as u64 * 200, "{counts:?}");
+}
+
+/// A place that sleeps when nobody has called it for a while takes long for the first call: it is found all the same.
+#[test]
+fn a_place_that_has_to_be_woken_is_no_slow_one() {
+    use Placement::{Host, Nic};
+    for in_flight in [1, 8, 64] {
+        let last = std::cell::Cell::new(0);
+        let places = |now: Time, place: Placement| match place {
+            Nic => does(4_000, 6_000),
+            Host => {
+                let asleep = now > last.replace(now) + MS / 2;
+                does(2_000, if asleep { 303_000 } else { 3_000 })
+            }
+            _ => does(20_000, 50_000),
+        };
+        let auto = run(&mut placer(), in_flight, 500 * MS, 0.2, &places);
+        let story = format!("{in_flight}: {:?} {:?} {}", auto.homes, auto.counts, auto.reason);
+        assert!(auto.counts.calls[index(Host)] > auto.counts.calls.iter().sum::<u64>() * 9 / 10, "{story}");
+    }
+}
+
+/// Clocks of machines that sleep, or are moved, jump.
+#[test]
+fn a_clock_that_jumps_does_no_harm() {
+    let (mut placer, mut draw) = (placer(), draws());
+    let mut tickets: Vec<Ticket> = Vec::new();
+    for _ in 0..300_000 {
+        let now = (draw() * 1e9) as Time;
+        tickets.extend(placer.choose(KIND, tickets.len(), || now).ticket);
+        if !tickets.is_empty() && (tickets.len() > 8 || draw() < 0.5) {
+            let ticket = tickets.swap_remove((draw() * tickets.len() as f64) as usize);
+            placer.ended(ticket, (draw() * 1e9) as Time, draw() < 0.9);
+        }
+    }
+}
+
+#[test]
+fn calls_on_key_value_stores_are_told_apart_by_store_and_length() {
+    let of = |op, key, value: &[u8]| {
+        let mut params = Vec::new();
+        KvParams::new(KvRef::new(0, key, 4), 7, b"key", value).encode(&mut params);
+        CallKind::of(op, &params)
+    };
+    assert_ne!(of(op::KV_GET, 7, b""), of(op::KV_GET, 8, b""));
+    assert_ne!(of(op::KV_PUT, 7, b"a"), of(op::KV_PUT, 8, b"a"));
+    assert_ne!(of(op::KV_PUT, 7, b"a"), of(op::KV_PUT, 7, &[0; 4000]));
+    assert_eq!(of(op::KV_PUT, 7, b"a"), of(op::KV_PUT, 7, b"b"));
 }
