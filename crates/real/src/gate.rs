@@ -145,14 +145,8 @@ impl Gate {
                     inside.notify(flow);
                 }
                 StreamEvent::Changed(flow) => inside.changed(flow),
-                StreamEvent::Reset(flow) => {
-                    // Whoever reads or writes there hears it, too, and the program if nobody does.
-                    if let Some(stream) = inside.passages.get(&flow).and_then(|passage| passage.stream.as_ref()) {
-                        reset(stream);
-                    }
-                    inside.notify(flow);
-                }
-                StreamEvent::Gone(flow) => inside.notify(flow),
+                // Who passes bytes on there passes on what came before, and tells the program then.
+                StreamEvent::Reset(flow) | StreamEvent::Gone(flow) => inside.notify(flow),
             }
         }
         let pause = inside.trunk.pause(timeout);
@@ -233,8 +227,10 @@ impl Shared {
         let connecting = spawn("gate in", move || {
             let stream = shared.connect(flow, to, from);
             let answer = stream.as_ref().map(|_| ()).map_err(|e| match e.kind() {
+                io::ErrorKind::ConnectionRefused => Refusal::Refused,
                 io::ErrorKind::TimedOut => Refusal::TimedOut,
-                _ => Refusal::Refused,
+                // What this rack lacks says nothing of the server.
+                _ => Refusal::TooMany,
             });
             shared.inside.lock().trunk.answer(flow, answer);
             shared.waker.wake();
@@ -309,8 +305,8 @@ impl Shared {
         let say = |answer: GateAnswer| {
             net::send(asker, answer.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
         };
-        let (to, port) = match Question::parse(&bytes[..len.min(bytes.len())]).ok()? {
-            Question::Reach { to, port } => (to, port),
+        let (to, bound) = match Question::parse(&bytes[..len.min(bytes.len())]).ok()? {
+            Question::Reach { to, own } => (to, own),
             Question::Whence { peer } => {
                 let from = self.inside.lock().origins.get(&peer).copied();
                 say(from.map_or(GateAnswer::No, |from| GateAnswer::Origin { from }));
@@ -321,17 +317,16 @@ impl Shared {
             say(GateAnswer::No);
             return None;
         };
-        let own = SocketAddr::new(*own, port);
-        let made = self.reach(to, own).and_then(|flow| {
-            let loopback = match to {
-                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            };
-            let listener = TcpListener::bind((loopback, 0)).map_err(|_| Refusal::NoWay);
-            let at = listener.and_then(|at| at.local_addr().map(|address| (at, address)).map_err(|_| Refusal::NoWay));
-            at.map(|(listener, at)| (flow, listener, at)).inspect_err(|_| self.forget(flow))
-        });
-        let (flow, listener, at) = match made {
+        let loopback = match to {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        let bound_to = |any| SocketAddr::new(if bound.ip().is_unspecified() { any } else { bound.ip() }, bound.port());
+        let (own, comes) = (bound_to(*own), bound_to(loopback));
+        // First, so that nobody is asked in vain.
+        let listener = TcpListener::bind((loopback, 0)).and_then(|at| Ok((at.local_addr()?, at)));
+        let made = listener.map_err(|_| Refusal::NoWay).and_then(|at| Ok((self.reach(to, own)?, at)));
+        let (flow, (at, listener)) = match made {
             Ok(made) => made,
             Err(why) => {
                 say(if why == Refusal::NoWay { GateAnswer::No } else { GateAnswer::Refused(why) });
@@ -339,7 +334,7 @@ impl Shared {
             }
         };
         // Who has not waited for it has gone by the kernel meanwhile.
-        let stream = if say(GateAnswer::Way { at, own }) { accept(&listener, port) } else { None };
+        let stream = if say(GateAnswer::Way { at, own }) { accept(&listener, comes) } else { None };
         if stream.is_none() {
             self.forget(flow);
         }
@@ -388,28 +383,28 @@ impl Shared {
     fn carry(self: &Arc<Self>, flow: FlowId, stream: TcpStream, own: Option<SocketAddr>) {
         self.made.fetch_add(1, Ordering::Relaxed);
         let _ = stream.set_nodelay(true);
+        // Should this process end amid the bytes, that is not to look like their end.
+        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         let stream = Arc::new(stream);
-        {
-            let mut inside = self.inside.lock();
-            inside.passages.entry(flow).and_modify(|passage| passage.stream = Some(stream.clone()));
-            if inside.trunk.is_lost(flow) {
-                reset(&stream);
-            }
-        }
+        self.inside.lock().passages.entry(flow).and_modify(|passage| passage.stream = Some(stream.clone()));
         let (shared, up) = (self.clone(), stream.clone());
         let (done, wait) = std::sync::mpsc::channel();
         let other = spawn("gate up", move || {
-            if !shared.up(flow, &up) {
+            let ended = shared.up(flow, &up);
+            if !ended {
                 shared.give_up(flow, &up);
             }
-            let _ = done.send(());
+            let _ = done.send(ended);
         });
         match other {
             Ok(()) => {
-                if !self.down(flow, &stream) {
+                let ended = self.down(flow, &stream);
+                if !ended {
                     self.give_up(flow, &stream);
                 }
-                let _ = wait.recv();
+                if wait.recv().is_ok_and(|both| both) && ended {
+                    let _ = SockRef::from(&*stream).set_linger(None);
+                }
             }
             Err(_) => self.give_up(flow, &stream),
         }
@@ -435,7 +430,7 @@ impl Shared {
             };
             while !rest.is_empty() {
                 let mut inside = self.inside.lock();
-                if inside.trunk.is_lost(flow) {
+                if inside.trunk.is_deaf(flow) {
                     return false;
                 }
                 let taken = inside.trunk.write(flow, rest);
@@ -507,13 +502,13 @@ fn reset(stream: &TcpStream) {
     }
 }
 
-/// Takes the connection that comes from this port.
-fn accept(listener: &TcpListener, port: u16) -> Option<TcpStream> {
+/// Takes the connection that comes from this address.
+fn accept(listener: &TcpListener, from: SocketAddr) -> Option<TcpStream> {
     let end = Instant::now() + MAKING;
     listener.set_nonblocking(true).ok()?;
     loop {
         match listener.accept() {
-            Ok((stream, peer)) if peer.port() == port => {
+            Ok((stream, peer)) if peer == from => {
                 stream.set_nonblocking(false).ok()?;
                 return Some(stream);
             }
@@ -531,6 +526,23 @@ fn accept(listener: &TcpListener, port: u16) -> Option<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Others on this host can bind the same port of another address.
+    #[test]
+    fn nobody_takes_the_place_of_who_asked() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let from = |last, port| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, last], port)).into()).unwrap();
+            socket
+        };
+        let asker = from(3, 0);
+        let own = asker.local_addr().unwrap().as_socket().unwrap();
+        let other = from(4, own.port());
+        let at = listener.local_addr().unwrap().into();
+        [&other, &asker].into_iter().for_each(|socket| socket.connect(&at).unwrap());
+        assert_eq!(accept(&listener, own).unwrap().peer_addr().unwrap(), own);
+    }
 
     #[test]
     fn a_reset_is_no_end_and_wakes_who_waits() {

@@ -30,6 +30,8 @@ use memory::{HEADER, Layout, NOTES, Window, header, sge};
 
 mod greeting;
 mod memory;
+#[cfg(test)]
+mod tests;
 
 /// The port of racks' trunks.
 const PORT: u16 = 7_471;
@@ -319,9 +321,14 @@ impl Trunk {
         self.streams.is_finished(flow)
     }
 
-    /// Whether the other rack has given a stream up, or this one has closed it.
+    /// Whether this rack has closed a stream, or the other one has given it up and all that came before was read.
     pub fn is_lost(&self, flow: FlowId) -> bool {
         self.streams.is_lost(flow)
+    }
+
+    /// Whether the other rack hears nothing more of a stream.
+    pub fn is_deaf(&self, flow: FlowId) -> bool {
+        self.streams.is_deaf(flow)
     }
 
     /// Lets a stream go. If it was not ended, or not read to its end, the other rack hears that it was given up.
@@ -439,24 +446,28 @@ impl Trunk {
         for index in (0..self.ways.len()).filter(|index| *index != but) {
             self.give_up(index);
         }
+        self.restart();
+    }
+
+    /// No stream goes on.
+    fn restart(&mut self) {
         let now = self.now();
         self.streams.restart(now);
         let limit = self.streams.control_limit();
         self.limits = Limits { told: limit, known: limit, ..Limits::default() };
+        // What was said before concerns nobody.
+        self.broken = false;
     }
 
     /// The other end breaks the protocol, or has been away for too long: nothing that it said is worth anything. It is called anew.
     fn breach(&mut self) {
         (0..self.ways.len()).for_each(|index| self.give_up(index));
         self.peer = None;
-        let now = self.now();
-        self.streams.restart(now);
+        self.restart();
         if let Ok(seed) = entropy() {
             // For the other end this is another life.
             self.life = std::array::from_fn(|index| seed[index]);
         }
-        let limit = self.streams.control_limit();
-        self.limits = Limits { told: limit, known: limit, ..Limits::default() };
     }
 
     fn give_up(&mut self, index: usize) {
@@ -469,7 +480,9 @@ impl Trunk {
         let device = self.ways[index].device.clone();
         let mut guard = device.lock();
         let mut work = guard.progress();
-        for _ in 0..BATCH {
+        // What comes before the other end's proof was looked at waits for it.
+        let proven = self.ways[index].line.as_ref().is_none_or(|line| self.is_proven(line));
+        for _ in 0..if proven { BATCH } else { 0 } {
             let Some(wc) = guard.nic().poll_cq(self.ways[index].cq) else { break };
             self.complete(&mut guard, index, &wc)?;
             work += 1;
@@ -490,6 +503,11 @@ impl Trunk {
             self.dial(&mut guard, index)?;
         }
         Ok(work)
+    }
+
+    /// Whether the other end of a connection has proved that it knows the secret: who is called does so when he calls.
+    fn is_proven(&self, line: &Line) -> bool {
+        line.up || !self.config.calls
     }
 
     /// A queue pair with its receives posted.
@@ -601,6 +619,14 @@ impl Trunk {
 
     /// A connection is no more: what it had under way others send again.
     fn lose(&mut self, guard: &mut DeviceGuard<'_>, index: usize) {
+        // What has come is acknowledged, and not sent again.
+        while let Some(wc) = guard.nic().poll_cq(self.ways[index].cq) {
+            let line = self.ways[index].line.as_ref();
+            let came = wc.status == WcStatus::Success && wc.opcode == WcOpcode::Recv;
+            if came && line.is_some_and(|line| line.qp == wc.qpn && self.is_proven(line)) {
+                self.broken |= self.hear(index, &wc).is_err();
+            }
+        }
         let (now, entries) = (self.now(), self.config.policy.entries);
         let way = &mut self.ways[index];
         let Some(line) = way.line.take() else { return };

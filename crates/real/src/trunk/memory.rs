@@ -18,13 +18,14 @@ pub(super) struct Window {
     out: Buffer,
     pub region: Arc<Region>,
     pub into: Box<[u8]>,
+    registry: Arc<Registry>,
 }
 
 impl Window {
     pub fn new(registry: &Arc<Registry>, like: &Region, len: usize) -> Result<Self, Error> {
         let out = map_memory(len)?;
         let region = registry.register(like.pd(), &out, 0, len, None, Access::empty())?;
-        Ok(Self { out, region, into: vec![0; len].into() })
+        Ok(Self { out, region, into: vec![0; len].into(), registry: registry.clone() })
     }
 
     /// The parts of the window where these bytes lie: a place, and how many from there on.
@@ -50,6 +51,14 @@ impl Window {
             out[done..done + len].copy_from_slice(&self.into[place..place + len]);
             done += len;
         }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // Else the registry has the memory, and its file, for as long as the trunk lives.
+        let gone = self.registry.deregister(self.region.key());
+        debug_assert!(gone.is_ok(), "no memory window is bound to it");
     }
 }
 
