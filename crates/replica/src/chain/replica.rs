@@ -671,5 +671,11 @@ impl Chain {
         (self.last, self.durable, self.applied) = (seq, seq, seq);
         (self.end, self.applied_at, self.kept_at) = (at, at, at);
         (self.wanted.applied, self.wanted.at) = (seq, at);
+        for (_, then) in &mut self.after {
+            if let Then::Super(there, _) = then {
+                // That it will be durable says nothing of this log, whose ring may begin before that one's.
+                there.at = 0;
+            }
+        }
     }
 }

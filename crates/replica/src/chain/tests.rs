@@ -15,6 +15,8 @@ struct Nodes {
     images: Vec<Vec<u8>>,
     /// Nodes that hear nothing, and whose writes are not durable yet.
     deaf: NodeSet,
+    /// What does not arrive.
+    lost: fn(&ChainMessage) -> bool,
     /// A node whose writes become durable when the test says so: their tokens.
     slow: Option<(NodeId, Vec<u64>)>,
     view: View,
@@ -33,7 +35,7 @@ impl Nodes {
         let images = vec![vec![0; config(NodeId(0)).layout().bytes()]; count.into()];
         let chains = nodes.iter().map(|id| Chain::new(config(id), 0, &images[0])).collect();
         let (deaf, view, replies) = (NodeSet::EMPTY, View::first(nodes), VecDeque::new());
-        let mut it = Self { chains, images, deaf, slow: None, view, now: 0, replies };
+        let mut it = Self { chains, images, deaf, lost: |_| false, slow: None, view, now: 0, replies };
         it.chains
             .iter_mut()
             .for_each(|chain| chain.keep(0, Durable { view: View::first(nodes), ..Durable::default() }));
@@ -72,7 +74,7 @@ impl Nodes {
                 }
             }
             let Some((from, to, epoch, message)) = under_way.pop_front() else { return };
-            if !self.deaf.has(to) {
+            if !self.deaf.has(to) && !(self.lost)(&message) {
                 self.chains[usize::from(to.0)].handle(0, from, epoch, message);
             }
         }
@@ -436,4 +438,48 @@ fn keys_are_wanted_as_far_as_there_is_room_for_them() {
     (0..3).for_each(|_| nodes.wake());
     assert_eq!((nodes.replies.drain(..).count(), nodes.chains[0].table.wanted()), (3, 0));
     assert!(matches!(nodes.ask(0, 5, read(38)), Some(ChainOutcome::Done(_))));
+}
+
+/// One that falls behind what it was: what its memory says of the life before is still on its way there when it begins anew.
+#[test]
+fn what_a_learners_log_does_not_know_to_be_durable_stays_in_its_ring() {
+    let mut nodes = Nodes::new(3, 1 << 10);
+    let write = |number: u64| Transaction {
+        writes: vec![put(64 * (number % 16), &[number as u8; 64])],
+        ..Transaction::default()
+    };
+    let (all, two) = (NodeSet::first(3), NodeSet::first(3).without(NodeId(0)));
+    let mut number = 0;
+    let mut done = |nodes: &mut Nodes, head: u8, count: u64| {
+        for _ in 0..count {
+            number += 1;
+            let outcome = nodes.ask(head, number, write(number));
+            assert_eq!(outcome, Some(ChainOutcome::Done(Vec::new())), "{number}");
+        }
+    };
+    // The head has gone far ahead of what the others know to be committed.
+    nodes.lost = |message| matches!(message, ChainMessage::Commit(_));
+    done(&mut nodes, 0, 9);
+    assert!(nodes.chains[0].kept_at > 768 && nodes.chains[1].log_ends() == (9, 0));
+    // It is left out before they know more, and is the next view's end.
+    nodes.deaf = NodeSet::one(NodeId(2));
+    nodes.enter(View { epoch: 2, members: two, ..View::default() });
+    nodes.chains[0].keep(1, Durable::default());
+    nodes.slow = Some((NodeId(0), Vec::new()));
+    nodes.deaf = NodeSet::EMPTY;
+    nodes.enter(View { epoch: 3, members: two, learners: NodeSet::one(NodeId(0)), ..View::default() });
+    let (_, late) = nodes.slow.take().expect("it is slow");
+    late.into_iter().for_each(|token| nodes.chains[0].persisted(0, token));
+    nodes.lost = |_| false;
+    (0..3).for_each(|_| nodes.wake());
+    assert_eq!(nodes.chains[0].status(), Some(Standing::Ready));
+    done(&mut nodes, 1, 2);
+    nodes.enter(View { epoch: 4, members: all, ..View::default() });
+    // All crash: each has all that was answered.
+    (0..3).for_each(|node| nodes.crash(node));
+    let ends: Vec<u64> = nodes.chains.iter().map(|chain| chain.log_ends().0).collect();
+    assert_eq!(ends, [11; 3]);
+    nodes.enter(View { epoch: 5, members: all, learners: NodeSet::EMPTY, recovery: true });
+    done(&mut nodes, 0, 3);
+    assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()));
 }
