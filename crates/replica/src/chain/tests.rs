@@ -483,3 +483,36 @@ fn what_a_learners_log_does_not_know_to_be_durable_stays_in_its_ring() {
     done(&mut nodes, 0, 3);
     assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()));
 }
+
+/// Its memory looks whole, but is an old one; and so old that no ring has what it lacks.
+#[test]
+fn a_log_that_ends_before_what_others_have_applied_does_not_count() {
+    for old in [0, 1, 2] {
+        let mut nodes = Nodes::new(3, 1 << 10);
+        let write = |number: u64| Transaction {
+            writes: vec![put(64 * (number % 16), &[number as u8; 64])],
+            ..Transaction::default()
+        };
+        assert!(nodes.ask(0, 1, write(1)).is_some());
+        let image = nodes.images[old].clone();
+        for number in 2..40 {
+            assert_eq!(nodes.ask(0, number, write(number)), Some(ChainOutcome::Done(Vec::new())));
+        }
+        nodes.images[old] = image;
+        (0..3).for_each(|node| nodes.crash(node));
+        let (all, none) = (NodeSet::first(3), NodeSet::EMPTY);
+        let (without, one) = (all.without(NodeId(old as u8)), NodeSet::one(NodeId(old as u8)));
+        nodes.enter(View { epoch: 2, members: all, learners: none, recovery: true });
+        let fallen = &nodes.chains[old];
+        assert!(fallen.is_damaged() && fallen.status().is_none(), "node {old}");
+        // The others go on with what they have, and it comes back by them.
+        nodes.enter(View { epoch: 3, members: without, learners: none, recovery: true });
+        nodes.enter(View { epoch: 4, members: without, learners: one, ..View::default() });
+        (0..3).for_each(|_| nodes.wake());
+        assert_eq!(nodes.chains[old].status(), Some(Standing::Ready));
+        nodes.enter(View { epoch: 5, members: all, ..View::default() });
+        assert_eq!(nodes.ask(0, 40, write(40)), Some(ChainOutcome::Done(Vec::new())));
+        assert!(nodes.chains.iter().all(|chain| chain.log_ends() == (40, 40)), "node {old}");
+        assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()), "node {old}");
+    }
+}
