@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::layout::MAX_TUPLES;
 use super::*;
 use crate::ddp::{Session, View};
 use crate::member::{Durable, Standing};
@@ -179,6 +180,7 @@ fn what_cannot_be_done_is_refused() {
         (vec![at(0, 0)], Vec::new()),
         (Vec::new(), vec![put(DATA as u64 - 1, b"ab")]),
         (Vec::new(), vec![put(0, b"ab"), put(1, b"a")]),
+        (Vec::new(), vec![put(u64::MAX - 1, b"ab"), put(u64::MAX, b"a")]),
         (Vec::new(), vec![put(0, &[1; 1024])]),
         (Vec::new(), (0..256).map(|offset| put(offset, b"a")).collect()),
     ] {
@@ -515,4 +517,33 @@ fn a_log_that_ends_before_what_others_have_applied_does_not_count() {
         assert!(nodes.chains.iter().all(|chain| chain.log_ends() == (40, 40)), "node {old}");
         assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()), "node {old}");
     }
+}
+
+/// Each has as many parts as there may be, and so have the entries under way: all with all would be minutes for a few reads.
+#[test]
+fn reads_of_many_parts_beside_many_entries_are_answered_at_once() {
+    const TUPLES: u64 = MAX_TUPLES as u64;
+    let mut nodes = Nodes::with(2, |config| ChainConfig { ring: 4 << 20, data: 1 << 20, ..config });
+    nodes.deaf = NodeSet::one(NodeId(1));
+    let mut tag = 0;
+    let first = TUPLES * 512;
+    while nodes.chains[0].marks().full == 0 && tag < 1500 {
+        let writes = (0..TUPLES).map(|part| put(first + tag * 512 + part * 2, b"a")).collect();
+        nodes.chains[0].submit(
+            0,
+            ChainRequest { tag, session: None, transaction: Transaction { writes, ..Transaction::default() } },
+        );
+        tag += 1;
+    }
+    assert!(tag > 1000, "{tag}");
+    let part = |part: u64| part * 512;
+    let reads = (0..TUPLES).map(|number| at(part(number), 1)).collect();
+    let expects = (0..TUPLES).map(|number| put(part(number), &[0])).collect();
+    let transaction = Transaction { reads, expects, writes: Vec::new() };
+    for tag in 0..60 {
+        nodes.chains[0].submit(0, ChainRequest { tag, session: None, transaction: transaction.clone() });
+    }
+    nodes.run();
+    assert!(nodes.replies.iter().all(|(_, reply)| matches!(reply.outcome, ChainOutcome::Done(_))));
+    assert_eq!(nodes.replies.len(), 60, "none waits for what it does not read");
 }
