@@ -174,7 +174,7 @@ impl ChainNode {
             }
             None => {}
         }
-        self.chain.set_closed(!self.member.full().is_empty());
+        self.chain.set_full(self.member.full());
     }
 
     fn member_asks(&mut self, now: Time, asked: MemberOutput) {
