@@ -24,8 +24,13 @@ impl Shown {
     /// The replica writes this to persistent memory.
     pub fn write(&mut self, chain: &Chain, at: u64, bytes: &[u8]) {
         if let Some(offset) = chain.data_offset(at) {
-            self.lines.write(chain.log_ends().1, offset, bytes, |at, some| put(&mut self.bytes, at, some));
+            self.write_data(chain, offset, bytes);
         }
+    }
+
+    /// The replica's data has these bytes now.
+    pub fn write_data(&mut self, chain: &Chain, offset: u64, bytes: &[u8]) {
+        self.lines.write(chain.log_ends().1, offset, bytes, |at, some| put(&mut self.bytes, at, some));
     }
 
     /// How it is laid out.

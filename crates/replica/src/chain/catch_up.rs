@@ -27,6 +27,7 @@ impl Chain {
         if let (Some(learning), Some(head), true) = (self.learning, self.head(), self.synced)
             && !learning.done
             && !learning.holds
+            && (!self.full || self.mutant(ChainMutation::FillsDisk))
         {
             self.send(head, ChainMessage::Want(learning.next));
         }

@@ -183,7 +183,7 @@ impl LoggedChain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chain::{ChainOutcome, Extent, Transaction, Tuple};
+    use crate::chain::{ChainOutcome, ChainRefusal, Extent, Transaction, Tuple};
     use crate::member::Standing;
     use crate::types::NodeSet;
 
@@ -195,13 +195,15 @@ mod tests {
         now: Time,
         replies: Vec<ChainOutcome>,
         compacted: u32,
+        /// What is not durable before the test says so.
+        slow: Option<Vec<u64>>,
     }
 
     impl Alone {
         fn start(log: Vec<u8>, now: Time) -> Self {
             let config = ChainConfig::new(NodeId(0), NodeSet::first(1), DATA);
             let node = LoggedChain::new(config, now, &log, 4000);
-            let mut this = Self { node, log, now, replies: Vec::new(), compacted: 0 };
+            let mut this = Self { node, log, now, replies: Vec::new(), compacted: 0, slow: None };
             for _ in 0..200 {
                 this.pass();
             }
@@ -226,7 +228,10 @@ mod tests {
                                 self.log = snapshot.encode();
                             }
                         }
-                        self.node.persisted(&Now::simulated(self.now), token);
+                        match &mut self.slow {
+                            Some(late) => late.push(token),
+                            None => self.node.persisted(&Now::simulated(self.now), token),
+                        }
                     }
                     LoggedOutput::Reply(reply) => self.replies.push(reply.outcome),
                     LoggedOutput::Send(..) | LoggedOutput::Data(..) => {}
@@ -292,5 +297,35 @@ mod tests {
         damaged.run();
         let again = Alone::start(damaged.log, damaged.now);
         assert_eq!((again.node.found(), again.node.node().standing()), (LogEnd::Whole, Standing::Damaged));
+    }
+    /// What is reserved of a disk is for what is under way: it is not to be filled with all that waited for a key.
+    #[test]
+    fn what_waits_when_a_disk_is_full_is_refused() {
+        const ROOM: usize = 100_000;
+        let mut alone = Alone::start(Vec::new(), 0);
+        let write = |byte: u8| Transaction {
+            writes: vec![Tuple { offset: 0, data: vec![byte; 10_000].into() }],
+            ..Transaction::default()
+        };
+        alone.slow = Some(Vec::new());
+        for tag in 0..100 {
+            let request = ChainRequest { tag, session: None, transaction: write(tag as u8) };
+            alone.node.submit(&Now::simulated(alone.now), request);
+        }
+        alone.run();
+        let before = alone.log.len();
+        alone.node.set_room(&Now::simulated(alone.now), Some(ROOM));
+        let late = alone.slow.take().expect("it is slow");
+        late.into_iter().for_each(|token| alone.node.persisted(&Now::simulated(alone.now), token));
+        alone.run();
+        alone.pass();
+        assert!(alone.log.len() < before + ROOM, "{} bytes", alone.log.len() - before);
+        let done = ChainOutcome::Done(Vec::new());
+        let full = ChainOutcome::Refused(ChainRefusal::Full);
+        assert_eq!(alone.replies.iter().filter(|&it| *it == done).count(), 1);
+        assert_eq!(alone.replies.iter().filter(|&it| *it == full).count(), 99);
+        alone.node.set_room(&Now::simulated(alone.now), None);
+        alone.replies.clear();
+        assert_eq!((alone.ask(write(7)), alone.get(9_999)), (done, 7));
     }
 }

@@ -166,10 +166,15 @@ impl ChainNode {
                 self.member.set_status(status);
             }
         }
-        if let Some(status) = self.chain.status() {
-            self.member.set_status(status);
+        match self.chain.status() {
+            Some(status) => self.member.set_status(status),
+            None if self.chain.is_damaged() && self.member.status() != Standing::Damaged => {
+                self.lost = true;
+                self.member.set_status(Standing::Damaged);
+            }
+            None => {}
         }
-        self.chain.set_closed(!self.member.full().is_empty());
+        self.chain.set_full(self.member.full());
     }
 
     fn member_asks(&mut self, now: Time, asked: MemberOutput) {
@@ -187,9 +192,7 @@ impl ChainNode {
                 self.chain.install(now, view);
                 if self.chain.status().is_none() && self.member.astray() {
                     // It has forgotten that it had caught up.
-                    self.lost = true;
                     self.chain.damage();
-                    self.member.set_status(Standing::Damaged);
                 }
             }
         }

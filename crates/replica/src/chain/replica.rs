@@ -13,7 +13,7 @@ use super::{Table, catch_up::Learning};
 use crate::Time;
 use crate::ddp::View;
 use crate::member::{Durable, Standing};
-use crate::types::NodeId;
+use crate::types::{NodeId, NodeSet};
 
 /// What a replica asks its world for, in order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -65,8 +65,9 @@ pub struct Chain {
     /// What it has is from before a crash, and it has been in no view since.
     pub(super) loaded: bool,
     pub(super) lease: Time,
-    /// A disk is full: nothing is written.
+    /// A disk is full: nothing is written. And whether it is this node's.
     pub(super) closed: bool,
+    pub(super) full: bool,
     /// The superblock as it is to be, whether it is not as it was asked to be written last, and whether that is under way.
     pub(super) wanted: Super,
     dirty: bool,
@@ -140,6 +141,7 @@ impl Chain {
             loaded: found.is_some(),
             lease: 0,
             closed: false,
+            full: false,
             wanted,
             dirty: false,
             writing: false,
@@ -280,9 +282,9 @@ impl Chain {
         (self.now, self.lease) = (now, until);
     }
 
-    /// Whether transactions that write are refused, as somebody's disk is full.
-    pub fn set_closed(&mut self, closed: bool) {
-        self.closed = closed;
+    /// Whose disks are full. While anybody's is, transactions that write are refused; and who learns waits for room of its own.
+    pub fn set_full(&mut self, full: NodeSet) {
+        (self.closed, self.full) = (!full.is_empty(), full.has(self.config.id));
     }
 
     /// When [`Chain::timeout`] is due.
@@ -671,5 +673,11 @@ impl Chain {
         (self.last, self.durable, self.applied) = (seq, seq, seq);
         (self.end, self.applied_at, self.kept_at) = (at, at, at);
         (self.wanted.applied, self.wanted.at) = (seq, at);
+        for (_, then) in &mut self.after {
+            if let Then::Super(there, _) = then {
+                // That it will be durable says nothing of this log, whose ring may begin before that one's.
+                there.at = 0;
+            }
+        }
     }
 }

@@ -98,7 +98,7 @@ impl Chain {
         };
         let mut written: Vec<Extent> = writes.iter().map(Tuple::extent).collect();
         written.sort_unstable();
-        let apart = written.windows(2).all(|pair| pair[0].offset + u64::from(pair[0].length) <= pair[1].offset);
+        let apart = written.windows(2).all(|pair| pair[1].offset - pair[0].offset >= u64::from(pair[0].length));
         let tuples = writes.len() + usize::from(request.session.is_some());
         let few = [reads.len(), expects.len(), tuples].iter().all(|&count| count <= MAX_TUPLES);
         let read: u64 = reads.iter().map(|extent| u64::from(extent.length)).sum();
@@ -118,10 +118,19 @@ impl Chain {
         if self.mutant(ChainMutation::DirtyRead) {
             return 0;
         }
-        let overlaps = |one: Extent, other: Extent| {
-            one.offset < other.offset + u64::from(other.length) && other.offset < one.offset + u64::from(one.length)
+        // Many entries may be under way, of many parts each: what is read is put in order first.
+        let mut wanted: Vec<(u64, u64)> =
+            transaction.extents().map(|it| (it.offset, it.offset + u64::from(it.length))).collect();
+        wanted.sort_unstable();
+        wanted.dedup_by(|next, before| {
+            let joins = next.0 <= before.1;
+            before.1 = before.1.max(if joins { next.1 } else { 0 });
+            joins
+        });
+        let touches = |tuple: &Tuple| {
+            let first = wanted.partition_point(|(_, end)| *end <= tuple.offset);
+            wanted.get(first).is_some_and(|(begin, _)| *begin < tuple.offset + tuple.data.len() as u64)
         };
-        let touches = |tuple: &Tuple| transaction.extents().any(|extent| overlaps(extent, tuple.extent()));
         let under_way = self.log.iter().rev().map(|(entry, _)| entry).take_while(|entry| entry.seq > self.applied);
         under_way.filter(|entry| entry.writes.iter().any(touches)).map(|entry| entry.seq).next().unwrap_or(0)
     }
@@ -194,7 +203,7 @@ impl Chain {
         {
             let length = entry_length(request) as u64;
             if self.next().is_some() && self.acked.is_none()
-                || self.end + length - self.free() > self.config.ring as u64
+                || !self.closed && self.end + length - self.free() > self.config.ring as u64
                 || answered + self.held >= ANSWERS
             {
                 self.marks.full += 1;
@@ -218,8 +227,11 @@ impl Chain {
             Some(ChainOutcome::Refused(ChainRefusal::NotServing))
         } else if let Some(before) = session.and_then(|session| self.ended_before(&session, &found)) {
             Some(before)
+        } else if !final_word {
+            Some(ChainOutcome::Unequal(found.clone()))
         } else {
-            (!final_word).then(|| ChainOutcome::Unequal(found.clone()))
+            // It may have waited for long; what is reserved of a full disk is for what is under way.
+            self.closed.then_some(ChainOutcome::Refused(ChainRefusal::Full))
         };
         if let Some(outcome) = at_once {
             self.reply(tag, outcome);

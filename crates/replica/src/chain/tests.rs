@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::layout::MAX_TUPLES;
 use super::*;
 use crate::ddp::{Session, View};
 use crate::member::{Durable, Standing};
@@ -15,6 +16,8 @@ struct Nodes {
     images: Vec<Vec<u8>>,
     /// Nodes that hear nothing, and whose writes are not durable yet.
     deaf: NodeSet,
+    /// What does not arrive.
+    lost: fn(&ChainMessage) -> bool,
     /// A node whose writes become durable when the test says so: their tokens.
     slow: Option<(NodeId, Vec<u64>)>,
     view: View,
@@ -33,7 +36,7 @@ impl Nodes {
         let images = vec![vec![0; config(NodeId(0)).layout().bytes()]; count.into()];
         let chains = nodes.iter().map(|id| Chain::new(config(id), 0, &images[0])).collect();
         let (deaf, view, replies) = (NodeSet::EMPTY, View::first(nodes), VecDeque::new());
-        let mut it = Self { chains, images, deaf, slow: None, view, now: 0, replies };
+        let mut it = Self { chains, images, deaf, lost: |_| false, slow: None, view, now: 0, replies };
         it.chains
             .iter_mut()
             .for_each(|chain| chain.keep(0, Durable { view: View::first(nodes), ..Durable::default() }));
@@ -72,7 +75,7 @@ impl Nodes {
                 }
             }
             let Some((from, to, epoch, message)) = under_way.pop_front() else { return };
-            if !self.deaf.has(to) {
+            if !self.deaf.has(to) && !(self.lost)(&message) {
                 self.chains[usize::from(to.0)].handle(0, from, epoch, message);
             }
         }
@@ -177,6 +180,7 @@ fn what_cannot_be_done_is_refused() {
         (vec![at(0, 0)], Vec::new()),
         (Vec::new(), vec![put(DATA as u64 - 1, b"ab")]),
         (Vec::new(), vec![put(0, b"ab"), put(1, b"a")]),
+        (Vec::new(), vec![put(u64::MAX - 1, b"ab"), put(u64::MAX, b"a")]),
         (Vec::new(), vec![put(0, &[1; 1024])]),
         (Vec::new(), (0..256).map(|offset| put(offset, b"a")).collect()),
     ] {
@@ -436,4 +440,110 @@ fn keys_are_wanted_as_far_as_there_is_room_for_them() {
     (0..3).for_each(|_| nodes.wake());
     assert_eq!((nodes.replies.drain(..).count(), nodes.chains[0].table.wanted()), (3, 0));
     assert!(matches!(nodes.ask(0, 5, read(38)), Some(ChainOutcome::Done(_))));
+}
+
+/// One that falls behind what it was: what its memory says of the life before is still on its way there when it begins anew.
+#[test]
+fn what_a_learners_log_does_not_know_to_be_durable_stays_in_its_ring() {
+    let mut nodes = Nodes::new(3, 1 << 10);
+    let write = |number: u64| Transaction {
+        writes: vec![put(64 * (number % 16), &[number as u8; 64])],
+        ..Transaction::default()
+    };
+    let (all, two) = (NodeSet::first(3), NodeSet::first(3).without(NodeId(0)));
+    let mut number = 0;
+    let mut done = |nodes: &mut Nodes, head: u8, count: u64| {
+        for _ in 0..count {
+            number += 1;
+            let outcome = nodes.ask(head, number, write(number));
+            assert_eq!(outcome, Some(ChainOutcome::Done(Vec::new())), "{number}");
+        }
+    };
+    // The head has gone far ahead of what the others know to be committed.
+    nodes.lost = |message| matches!(message, ChainMessage::Commit(_));
+    done(&mut nodes, 0, 9);
+    assert!(nodes.chains[0].kept_at > 768 && nodes.chains[1].log_ends() == (9, 0));
+    // It is left out before they know more, and is the next view's end.
+    nodes.deaf = NodeSet::one(NodeId(2));
+    nodes.enter(View { epoch: 2, members: two, ..View::default() });
+    nodes.chains[0].keep(1, Durable::default());
+    nodes.slow = Some((NodeId(0), Vec::new()));
+    nodes.deaf = NodeSet::EMPTY;
+    nodes.enter(View { epoch: 3, members: two, learners: NodeSet::one(NodeId(0)), ..View::default() });
+    let (_, late) = nodes.slow.take().expect("it is slow");
+    late.into_iter().for_each(|token| nodes.chains[0].persisted(0, token));
+    nodes.lost = |_| false;
+    (0..3).for_each(|_| nodes.wake());
+    assert_eq!(nodes.chains[0].status(), Some(Standing::Ready));
+    done(&mut nodes, 1, 2);
+    nodes.enter(View { epoch: 4, members: all, ..View::default() });
+    // All crash: each has all that was answered.
+    (0..3).for_each(|node| nodes.crash(node));
+    let ends: Vec<u64> = nodes.chains.iter().map(|chain| chain.log_ends().0).collect();
+    assert_eq!(ends, [11; 3]);
+    nodes.enter(View { epoch: 5, members: all, learners: NodeSet::EMPTY, recovery: true });
+    done(&mut nodes, 0, 3);
+    assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()));
+}
+
+/// Its memory looks whole, but is an old one; and so old that no ring has what it lacks.
+#[test]
+fn a_log_that_ends_before_what_others_have_applied_does_not_count() {
+    for old in [0, 1, 2] {
+        let mut nodes = Nodes::new(3, 1 << 10);
+        let write = |number: u64| Transaction {
+            writes: vec![put(64 * (number % 16), &[number as u8; 64])],
+            ..Transaction::default()
+        };
+        assert!(nodes.ask(0, 1, write(1)).is_some());
+        let image = nodes.images[old].clone();
+        for number in 2..40 {
+            assert_eq!(nodes.ask(0, number, write(number)), Some(ChainOutcome::Done(Vec::new())));
+        }
+        nodes.images[old] = image;
+        (0..3).for_each(|node| nodes.crash(node));
+        let (all, none) = (NodeSet::first(3), NodeSet::EMPTY);
+        let (without, one) = (all.without(NodeId(old as u8)), NodeSet::one(NodeId(old as u8)));
+        nodes.enter(View { epoch: 2, members: all, learners: none, recovery: true });
+        let fallen = &nodes.chains[old];
+        assert!(fallen.is_damaged() && fallen.status().is_none(), "node {old}");
+        // The others go on with what they have, and it comes back by them.
+        nodes.enter(View { epoch: 3, members: without, learners: none, recovery: true });
+        nodes.enter(View { epoch: 4, members: without, learners: one, ..View::default() });
+        (0..3).for_each(|_| nodes.wake());
+        assert_eq!(nodes.chains[old].status(), Some(Standing::Ready));
+        nodes.enter(View { epoch: 5, members: all, ..View::default() });
+        assert_eq!(nodes.ask(0, 40, write(40)), Some(ChainOutcome::Done(Vec::new())));
+        assert!(nodes.chains.iter().all(|chain| chain.log_ends() == (40, 40)), "node {old}");
+        assert!(nodes.chains.windows(2).all(|pair| pair[0].data() == pair[1].data()), "node {old}");
+    }
+}
+
+/// Each has as many parts as there may be, and so have the entries under way: all with all would be minutes for a few reads.
+#[test]
+fn reads_of_many_parts_beside_many_entries_are_answered_at_once() {
+    const TUPLES: u64 = MAX_TUPLES as u64;
+    let mut nodes = Nodes::with(2, |config| ChainConfig { ring: 4 << 20, data: 1 << 20, ..config });
+    nodes.deaf = NodeSet::one(NodeId(1));
+    let mut tag = 0;
+    let first = TUPLES * 512;
+    while nodes.chains[0].marks().full == 0 && tag < 1500 {
+        let writes = (0..TUPLES).map(|part| put(first + tag * 512 + part * 2, b"a")).collect();
+        nodes.chains[0].submit(
+            0,
+            ChainRequest { tag, session: None, transaction: Transaction { writes, ..Transaction::default() } },
+        );
+        tag += 1;
+    }
+    assert!(tag > 1000, "{tag}");
+    let part = |part: u64| part * 512;
+    let reads = (0..TUPLES).map(|number| at(part(number), 1)).collect();
+    let expects = (0..TUPLES).map(|number| put(part(number), &[0])).collect();
+    let transaction = Transaction { reads, expects, writes: Vec::new() };
+    for tag in 0..60 {
+        nodes.chains[0].submit(0, ChainRequest { tag, session: None, transaction: transaction.clone() });
+    }
+    nodes.run();
+    assert!(nodes.replies.iter().all(|(_, reply)| matches!(reply.outcome, ChainOutcome::Done(_))));
+    assert_eq!(nodes.replies.len(), 60, "none waits for what it does not read");
 }

@@ -240,6 +240,8 @@ pub enum ChainMutation {
     NoFence,
     /// It is open before the head has applied what the view begins with.
     EarlyWindow,
+    /// A learner asks for data for which its disk has no room.
+    FillsDisk,
 }
 
 /// How often rare branches were reached.

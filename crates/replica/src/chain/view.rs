@@ -95,12 +95,23 @@ impl Chain {
         if self.view.members.iter().all(|member| self.states.contains_key(&member)) {
             let states = std::mem::take(&mut self.states);
             let longest = states.into_values().max_by_key(|state| (state.synced, state.last()));
+            if longest.as_ref().is_some_and(|state| state.applied > self.last) {
+                return self.falls_short();
+            }
             let own = self.mutant(ChainMutation::OwnLog);
             let entries = longest.filter(|_| !own).map_or(Vec::new(), |state| state.entries);
             self.adopt(entries);
             let entries = self.entries_after(self.applied).cloned().collect();
             self.begun_with = Some((self.applied, self.applied_at, entries));
         }
+    }
+
+    /// Something was applied that its log has never had: it was durable here, and is lost. The node keeps silent until it is a
+    /// learner.
+    fn falls_short(&mut self) {
+        self.view.members = self.view.members.without(self.config.id);
+        self.dismiss(false);
+        self.damage();
     }
 
     /// The log is what it has with these behind it.
@@ -132,6 +143,8 @@ impl Chain {
         }
         if self.learning.is_some() {
             self.begin_at(applied, at);
+        } else if applied > self.last {
+            return self.falls_short();
         }
         self.begun_with = Some((applied, at, entries.clone()));
         self.adopt(entries);

@@ -35,14 +35,14 @@ impl World {
         if !self.looking || !reads || !it.rng.chance(LOOKS) {
             return false;
         }
-        let shows = |node: &usize| self.places[*node].node.as_ref().is_some_and(|it| it.chain().window().is_some());
+        let shows = |node: &usize| self.places[*node].engine().is_some_and(|it| it.chain().window().is_some());
         let nodes: Vec<usize> = (0..self.places.len()).filter(shows).collect();
         if nodes.is_empty() {
             return false;
         }
         let node = *it.rng.pick(&nodes);
         let place = &self.places[node];
-        let (Some(engine), Some(shown)) = (&place.node, &place.shown) else { return false };
+        let (Some(engine), Some(shown)) = (place.engine(), &place.shown) else { return false };
         let Some(read) = WindowRead::new(shown.lines(), &it.request.reads, PACKET) else { return false };
         (it.node, it.look) = (node, Some((read, engine.chain().view().epoch)));
         it.tag += 1;
@@ -69,7 +69,7 @@ impl World {
     /// One comes to a node, whose NIC answers it or does not.
     pub fn looks(&mut self, node: usize, Sent { client, tag, epoch, part, range }: Sent) {
         let place = &self.places[node];
-        let (Some(engine), Some(shown)) = (&place.node, &place.shown) else { return };
+        let (Some(engine), Some(shown)) = (place.engine(), &place.shown) else { return };
         let found = shown.read(engine.chain(), place.clock.local(self.now), epoch, range).map(<[u8]>::to_vec);
         if let Some(delay) = self.net.client_delay() {
             self.queue.push(self.now + delay, Event::Looked(Back { client, tag, part, found }));

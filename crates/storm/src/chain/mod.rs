@@ -6,6 +6,7 @@
 
 pub mod elle;
 pub mod export;
+mod kept;
 pub mod lists;
 mod looks;
 mod memory;
@@ -74,7 +75,7 @@ impl ChainCase {
 }
 
 /// Seeded faults that storms find, by their names on the command line.
-pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 9] = [
+pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 10] = [
     ("early-ack", ChainMutation::EarlyAck),
     ("early-answer", ChainMutation::EarlyAnswer),
     ("no-queue", ChainMutation::NoQueue),
@@ -84,6 +85,7 @@ pub const CHAIN_STORM_MUTANTS: [(&str, ChainMutation); 9] = [
     ("keeps-early", ChainMutation::KeepsEarly),
     ("no-fence", ChainMutation::NoFence),
     ("early-window", ChainMutation::EarlyWindow),
+    ("fills-disk", ChainMutation::FillsDisk),
 ];
 
 /// How one-sided reads of a head's window end.
@@ -93,7 +95,7 @@ pub const LOOKS: [&str; 3] =
 /// Why a storm failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChainFailure {
-    /// The history is not strictly serializable.
+    /// The history is not strictly serializable, or a log got more than its disk had room for.
     Wrong(String),
     /// What did not finish after the faults.
     Stuck(String),

@@ -7,18 +7,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use remora_nic::Now;
 use remora_replica::chain::{
-    ChainConfig, ChainMarks, ChainNode, ChainNodeOutput, ChainOutcome, ChainPacket, ChainRefusal, ChainReply,
-    ChainRequest, Transaction, WindowRead,
+    ChainConfig, ChainMarks, ChainNode, ChainOutcome, ChainPacket, ChainRefusal, ChainReply, ChainRequest, Transaction,
+    WindowRead,
 };
 use remora_replica::ddp::Session;
 use remora_replica::member::Standing;
 use remora_replica::types::{NodeId, NodeSet};
 
+use super::kept::{Asks, Kept, Node};
 use super::lists::{self, LIST, MOST};
 use super::looks::{Back, Sent};
 use super::memory::Memory;
 use super::{ChainCase, ChainEnd, ChainFailure, ChainOp, ChainStormReport, ChainTxn, LOOKS, elle};
 use crate::clock::Clock;
+use crate::disk::{Disk, DiskWrite};
 use crate::events::{MS, Queue, SECOND, Time, US};
 use crate::nemesis::{self, KINDS, ScheduledFault, StormFault, is_spare};
 use crate::net::Network;
@@ -55,8 +57,11 @@ pub(super) enum Event {
 }
 
 pub(super) struct Place {
-    pub node: Option<ChainNode>,
-    memory: Memory,
+    node: Option<Node>,
+    kept: Kept,
+    /// Bytes for which there is room on its disk, if it is full; and for how long it is to be down when its next sync fails.
+    room: Option<usize>,
+    fail_sync: Option<Time>,
     /// What READs find there.
     pub shown: Option<Shown>,
     pub clock: Clock,
@@ -89,6 +94,7 @@ pub(super) struct Client {
 }
 
 pub(super) struct World {
+    seed: u64,
     config: ChainConfig,
     pub now: Time,
     pub queue: Queue<Event>,
@@ -117,6 +123,8 @@ pub(super) struct World {
     holders: u64,
     wiped: u64,
     blackouts: u64,
+    /// What a node appended to its log on a full disk beyond what it was told that there is room for.
+    too_much: Option<String>,
 }
 
 /// Runs a storm and checks it.
@@ -135,17 +143,17 @@ pub fn run(case: &ChainCase) -> ChainStormReport {
     // What is wrong comes before what hangs.
     let wrong = match &stuck {
         Some(ChainFailure::Broken(_)) => None,
-        _ => elle::check(&world.history).err().map(ChainFailure::Wrong),
+        _ => world.too_much.take().or_else(|| elle::check(&world.history).err()).map(ChainFailure::Wrong),
     };
     let failure = wrong.or(stuck);
-    let state = |place: &Place| place.node.as_ref().map_or("down".into(), ChainNode::describe);
+    let state = |place: &Place| place.engine().map_or("down".into(), ChainNode::describe);
     ChainStormReport {
         states: if failure.is_some() { world.places.iter().map(state).collect() } else { Vec::new() },
         simulated: world.now,
         faults: world.faults,
         net: world.net.counts,
         blackouts: world.blackouts,
-        lost_lines: world.places.iter().map(|place| place.memory.lost_lines).sum(),
+        lost_lines: world.places.iter().map(|place| place.kept.lost_lines()).sum(),
         marks: world.marks,
         looks: world.look_ends,
         history: world.history,
@@ -162,14 +170,24 @@ impl World {
         let mut config = ChainConfig::new(NodeId(0), NodeSet::first(case.nodes as u8), (LISTS * LIST) as usize);
         config.ring = *rng.pick(&[4 << 10, 64 << 10]);
         config.piece = *rng.pick(&[2 << 10, 64 << 10]);
-        config.at_once = *Rng::new(seed, Purpose::LaterShape).pick(&[1, 2, 1024]);
+        let mut later = Rng::new(seed, Purpose::LaterShape);
+        config.at_once = *later.pick(&[1, 2, 1024]);
+        // As processes have it.
+        let logged = later.chance(333_333);
+        // So few that sessions are forgotten.
+        config.sessions = if later.chance(250_000) { 2 } else { config.sessions };
         (config.drift_ppm, config.mutation) = (DRIFT_PPM, case.mutation);
         let mut world = Rng::new(seed, Purpose::World);
         let base = *world.pick(&[20 * US, 200 * US, 2 * MS]);
         let flush = *world.pick(&[US, 500 * US, 10 * MS]);
         let place = |index: usize| Place {
             node: None,
-            memory: Memory::new(config.layout().bytes()),
+            kept: match logged {
+                true => Kept::Disk(Disk::default()),
+                false => Kept::Memory(Memory::new(config.layout().bytes())),
+            },
+            room: None,
+            fail_sync: None,
             shown: None,
             clock: Clock::new(world.below(1000 * SECOND)),
             life: 0,
@@ -199,6 +217,7 @@ impl World {
         }
         let places = (0..case.nodes).map(place).collect();
         Self {
+            seed,
             now: 0,
             queue,
             places,
@@ -223,6 +242,7 @@ impl World {
             holders: 0,
             wiped: 0,
             blackouts: 0,
+            too_much: None,
             config,
         }
     }
@@ -282,7 +302,11 @@ impl World {
                 self.again_or(client, ChainEnd::Unknown);
             }
             Event::Flushed { node, life } if self.places[node].life == life => {
-                if let Some(token) = self.places[node].memory.end_flush() {
+                if let Some(down) = self.places[node].fail_sync.take() {
+                    // What was to be synced may be on the disk or not, and the node ends rather than to go on.
+                    let mut rng = Rng::new(self.seed ^ self.now, Purpose::Fault);
+                    self.end_nodes(1 << node, down, Some((&mut rng, 500_000)));
+                } else if let Some(token) = self.places[node].kept.end_flush() {
                     self.turn(node, |it, now| it.persisted(now, token));
                 }
             }
@@ -310,36 +334,64 @@ impl World {
         let place = &mut self.places[node];
         if place.node.is_none() {
             let config = ChainConfig { id: NodeId(node as u8), ..self.config.clone() };
-            let started = ChainNode::new(config, place.clock.local(self.now), place.memory.image());
-            place.shown = self.looking.then(|| Shown::new(started.chain()));
+            let started = place.kept.start(config, place.clock.local(self.now));
+            place.shown = self.looking.then(|| Shown::new(started.engine().chain()));
             place.node = Some(started);
             place.life += 1;
             place.armed = None;
-            self.turn(node, |_, _| {});
+            let room = place.room;
+            self.turn(node, |it, now| {
+                if room.is_some() {
+                    it.set_room(now, room);
+                }
+            });
         }
     }
 
     /// Something happens to a node, and it does what comes of that.
-    fn turn(&mut self, node: usize, what: impl FnOnce(&mut ChainNode, &Now)) {
+    fn turn(&mut self, node: usize, what: impl FnOnce(&mut Node, &Now)) {
         let place = &mut self.places[node];
         let Some(mut engine) = place.node.take() else { return };
         what(&mut engine, &Now::simulated(place.clock.local(self.now)));
         while let Some(output) = engine.poll() {
             match output {
-                ChainNodeOutput::Send(to, packet) => {
+                Asks::Send(to, packet) => {
                     for at in self.net.send(self.now, node, to.0.into()) {
                         let packet = Box::new(packet.clone());
                         self.queue.push(at, Event::Message { from: node, to: to.0.into(), packet });
                     }
                 }
-                ChainNodeOutput::Write(token, at, bytes) => {
+                Asks::Write(token, at, bytes) => {
                     let place = &mut self.places[node];
                     if let Some(shown) = &mut place.shown {
-                        shown.write(engine.chain(), at, &bytes);
+                        shown.write(engine.engine().chain(), at, &bytes);
                     }
-                    place.memory.write(token, at, bytes);
+                    if let Kept::Memory(memory) = &mut place.kept {
+                        memory.write(token, at, bytes);
+                    }
                 }
-                ChainNodeOutput::Reply(ChainReply { tag, outcome }) => {
+                Asks::Data(offset, bytes) => {
+                    if let Some(shown) = &mut self.places[node].shown {
+                        shown.write_data(engine.engine().chain(), offset, &bytes);
+                    }
+                }
+                Asks::Log(token, write) => {
+                    let place = &mut self.places[node];
+                    if let (Some(room), DiskWrite::Append(bytes)) = (&mut place.room, &write) {
+                        match room.checked_sub(bytes.len()) {
+                            Some(rest) => *room = rest,
+                            None => {
+                                let why =
+                                    format!("node {node} appends {} bytes where there is room for {room}", bytes.len());
+                                self.too_much.get_or_insert(why);
+                            }
+                        }
+                    }
+                    if let Kept::Disk(disk) = &mut place.kept {
+                        disk.write(token, write);
+                    }
+                }
+                Asks::Reply(ChainReply { tag, outcome }) => {
                     let (client, tag) = ((tag >> 32) as usize, tag & 0xffff_ffff);
                     if let Some(delay) = self.net.client_delay() {
                         self.queue.push(self.now + delay, Event::Reply { client, reply: ChainReply { tag, outcome } });
@@ -347,10 +399,10 @@ impl World {
                 }
             }
         }
-        self.watch(node, &engine);
+        self.watch(node, engine.engine());
         let place = &mut self.places[node];
         place.node = Some(engine);
-        if place.memory.begin_flush() {
+        if place.kept.begin_flush() {
             let latency = self.flush + place.rng.below(self.flush) + place.slow;
             self.queue.push(self.now + latency, Event::Flushed { node, life: place.life });
         }
@@ -359,7 +411,7 @@ impl World {
 
     fn arm(&mut self, node: usize) {
         let place = &mut self.places[node];
-        let Some(due) = place.node.as_ref().map(ChainNode::next_timeout) else { return };
+        let Some(due) = place.engine().map(ChainNode::next_timeout) else { return };
         let at = place.clock.global(due).max(self.now + 1);
         if place.armed.is_none_or(|armed| at < armed || armed < self.now) {
             place.armed = Some(at);
@@ -557,13 +609,33 @@ impl World {
                 }
                 self.wiped = 1 << node;
                 self.end_nodes(1 << node, down, None);
-                self.places[node].memory.wipe();
+                self.places[node].kept.wipe();
             }
-            // What a log file suffers, and pauses within a turn, which the engine's type of a clock's reading forbids.
-            StormFault::FailSync { .. }
-            | StormFault::BadSectors { .. }
-            | StormFault::FullDisk { .. }
-            | StormFault::PauseInTurn { .. } => return false,
+            // What a log file suffers.
+            StormFault::BadSectors { node, count, down } => {
+                let alone = self.places.iter().fold(0, |set, place| set | place.alone);
+                let spare = is_spare(node, self.places.len(), self.members, alone);
+                let place = &mut self.places[node];
+                let Kept::Disk(disk) = &mut place.kept else { return false };
+                if self.wiped != 0 || !spare || place.node.is_none() || disk.spoil(rng, count) == 0 {
+                    return false;
+                }
+                self.wiped = 1 << node;
+                return self.end_nodes(1 << node, down, Some((rng, 500_000)));
+            }
+            StormFault::FailSync { node, down } => match &self.places[node].kept {
+                Kept::Disk(_) => self.places[node].fail_sync = Some(down),
+                Kept::Memory(_) => return false,
+            },
+            StormFault::FullDisk { node, left, .. } => {
+                let place = &self.places[node];
+                if matches!(place.kept, Kept::Memory(_)) || place.still_until > self.now {
+                    return false;
+                }
+                self.set_room(node, Some(left));
+            }
+            // Which the engine's type of a clock's reading forbids.
+            StormFault::PauseInTurn { .. } => return false,
         }
         true
     }
@@ -575,6 +647,7 @@ impl World {
             StormFault::Weather { .. } => self.net.calm(),
             StormFault::SlowLink { from, to, .. } => self.net.slow(1 << from, to, 0),
             StormFault::SlowDisk { node, .. } => self.places[node].slow = 0,
+            StormFault::FullDisk { node, .. } => self.set_room(node, None),
             StormFault::Skew { node, .. } => self.skew(node, 0),
             _ => {}
         }
@@ -589,10 +662,7 @@ impl World {
             any = true;
             self.count_marks(node);
             let place = &mut self.places[node];
-            match &mut machine {
-                Some((rng, keep)) => place.memory.crash(rng, *keep),
-                None => place.memory.kill(),
-            }
+            place.kept.end(machine.as_mut().map(|(rng, keep)| (&mut **rng, *keep)));
             place.node = None;
             place.life += 1;
             place.still_until = 0;
@@ -611,6 +681,8 @@ impl World {
         for node in 0..self.places.len() {
             self.places[node].slow = 0;
             self.places[node].still_until = 0;
+            self.places[node].fail_sync = None;
+            self.set_room(node, None);
             self.skew(node, 0);
             self.start(node);
         }
@@ -632,15 +704,29 @@ impl World {
         }
     }
 
+    /// A node's disk has room for so many bytes more, or for all there may be.
+    fn set_room(&mut self, node: usize, room: Option<usize>) {
+        if std::mem::replace(&mut self.places[node].room, room) != room {
+            self.turn(node, |it, now| it.set_room(now, room));
+        }
+    }
+
     fn skew(&mut self, node: usize, ppm: i32) {
         self.places[node].clock.set_rate(self.now, ppm);
         self.arm(node);
     }
 
     fn count_marks(&mut self, node: usize) {
-        if let Some(engine) = &self.places[node].node {
+        if let Some(engine) = self.places[node].engine() {
             self.marks.iter_mut().zip(engine.chain().marks().counts()).for_each(|(sum, count)| *sum += count);
         }
+    }
+}
+
+impl Place {
+    /// The node, to look at.
+    pub fn engine(&self) -> Option<&ChainNode> {
+        self.node.as_ref().map(Node::engine)
     }
 }
 
