@@ -315,6 +315,9 @@ mod tests {
         alone.run();
         let before = alone.log.len();
         alone.node.set_room(&Now::simulated(alone.now), Some(ROOM));
+        // However long that takes, reads go on.
+        (0..300).for_each(|_| alone.pass());
+        assert_eq!(alone.get(50_000), 0);
         let late = alone.slow.take().expect("it is slow");
         late.into_iter().for_each(|token| alone.node.persisted(&Now::simulated(alone.now), token));
         alone.run();

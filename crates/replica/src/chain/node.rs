@@ -29,6 +29,10 @@ pub enum ChainNodeOutput {
     Reply(ChainReply),
 }
 
+/// After so long (ns) in which nothing has become durable that is to be, a node lets the others go on without it: all of them
+/// wait for each one's disk.
+const STUCK: Time = 10_000_000_000;
+
 /// One node of a chain.
 #[derive(Clone, Debug)]
 pub struct ChainNode {
@@ -36,6 +40,9 @@ pub struct ChainNode {
     member: Membership,
     out: std::collections::VecDeque<ChainNodeOutput>,
     lost: bool,
+    /// When something became durable last, or nothing was to be; and whether that is too long ago.
+    moved: Time,
+    stuck: bool,
 }
 
 impl ChainNode {
@@ -60,7 +67,7 @@ impl ChainNode {
             _ => Standing::Joining,
         };
         let member = Membership::new(now, id, nodes, timing, durable, status);
-        let mut node = Self { chain, member, out: Default::default(), lost: false };
+        let mut node = Self { chain, member, out: Default::default(), lost: false, moved: now, stuck: false };
         node.pump(now);
         node
     }
@@ -116,6 +123,8 @@ impl ChainNode {
     pub fn handle(&mut self, now: &Now, from: NodeId, packet: ChainPacket) {
         match packet {
             ChainPacket::Chain(epoch, message) => self.chain.handle(now.time(), from, epoch, message),
+            // An answer is heard as a beat is.
+            ChainPacket::Member(_) if self.stuck => {}
             ChainPacket::Member(notice) => self.member.handle(now.time(), from, notice),
         }
         self.pump(now.time());
@@ -123,20 +132,31 @@ impl ChainNode {
 
     /// All writes up to this token are durable.
     pub fn persisted(&mut self, now: &Now, token: u64) {
+        (self.moved, self.stuck) = (now.time(), false);
         self.chain.persisted(now.time(), token);
         self.pump(now.time());
     }
 
     /// When [`ChainNode::timeout`] is due.
     pub fn next_timeout(&self) -> Time {
-        self.chain.next_timeout().min(self.member.next_timeout())
+        let member = if self.stuck { Time::MAX } else { self.member.next_timeout() };
+        self.chain.next_timeout().min(member)
     }
 
     /// Time has passed.
     pub fn timeout(&mut self, now: &Now) {
-        self.chain.timeout(now.time());
-        self.member.timeout(now.time());
-        self.pump(now.time());
+        let now = now.time();
+        self.chain.timeout(now);
+        // A full disk has a rule of its own.
+        if self.chain.under_way() == 0 || self.chain.is_full() {
+            self.moved = now;
+        }
+        self.stuck = now.saturating_sub(self.moved) >= STUCK;
+        // Who says nothing is suspected.
+        if !self.stuck {
+            self.member.timeout(now);
+        }
+        self.pump(now);
     }
 
     /// The next output.

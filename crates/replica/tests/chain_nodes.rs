@@ -1,4 +1,4 @@
-//! Nodes of a chain, one of which comes back with a memory that is whole, and older than what it had acknowledged.
+//! Nodes of a chain with their membership, one of which has a memory that is not what it should be.
 
 use std::collections::VecDeque;
 
@@ -11,18 +11,20 @@ use remora_replica::types::{NodeId, NodeSet};
 
 const DATA: usize = 4096;
 
-/// Messages arrive at once, and writes are durable at once.
+/// Messages arrive at once, and writes are durable at once, but for those of a node whose disk takes nothing.
 struct Nodes {
     nodes: Vec<ChainNode>,
     images: Vec<Vec<u8>>,
     now: u64,
     outcomes: VecDeque<ChainOutcome>,
+    /// Whose, and what it was given.
+    stuck: Option<(usize, Vec<u64>)>,
 }
 
 impl Nodes {
     fn new() -> Self {
         let images = vec![vec![0; Self::config(0).layout().bytes()]; 3];
-        let mut it = Self { nodes: Vec::new(), images, now: 1, outcomes: VecDeque::new() };
+        let mut it = Self { nodes: Vec::new(), images, now: 1, outcomes: VecDeque::new(), stuck: None };
         it.start();
         it
     }
@@ -48,7 +50,10 @@ impl Nodes {
                         ChainNodeOutput::Send(to, packet) => messages.push((NodeId(index as u8), to, packet)),
                         ChainNodeOutput::Write(token, at, bytes) => {
                             image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
-                            node.persisted(&now, token);
+                            match &mut self.stuck {
+                                Some((stuck, late)) if *stuck == index => late.push(token),
+                                _ => node.persisted(&now, token),
+                            }
                         }
                         ChainNodeOutput::Reply(reply) => self.outcomes.push_back(reply.outcome),
                     }
@@ -130,5 +135,40 @@ fn a_node_that_lacks_what_others_have_applied_catches_up_before_it_counts() {
             let expected: Vec<u8> = [48].into_iter().chain(33..48).collect();
             assert_eq!(read, expected, "node {node}, and {old} was old");
         }
+    }
+}
+
+/// A disk that neither does nor fails what it is asked for keeps nobody else waiting for long.
+#[test]
+fn a_node_whose_disk_takes_nothing_is_left_out() {
+    for stuck in 0..3 {
+        let mut nodes = Nodes::new();
+        nodes.until_all_serve();
+        assert_eq!(nodes.ask(0, write(0)), ChainOutcome::Done(Vec::new()));
+        nodes.stuck = Some((stuck, Vec::new()));
+        let request = ChainRequest { tag: 1, session: None, transaction: write(1) };
+        nodes.nodes[0].submit(&Now::simulated(nodes.now), request);
+        let others: Vec<usize> = (0..3).filter(|node| *node != stuck).collect();
+        let goes_on = |nodes: &Nodes| {
+            others.iter().all(|&node| {
+                let view = nodes.nodes[node].view();
+                view.members.len() == 2 && view.learners.is_empty() && nodes.nodes[node].standing() == Standing::Serving
+            })
+        };
+        let begin = nodes.now;
+        while !goes_on(&nodes) {
+            nodes.pass();
+            assert!(nodes.now < begin + 30_000_000_000, "all wait for node {stuck}");
+        }
+        // Whoever asked is answered, or does not know.
+        assert!(nodes.outcomes.drain(..).all(|it| matches!(it, ChainOutcome::Done(_) | ChainOutcome::Unknown)));
+        assert_eq!(nodes.ask(others[0], write(2)), ChainOutcome::Done(Vec::new()));
+        assert!(goes_on(&nodes), "it has no place as long as its disk takes nothing");
+        // It goes on, and so does its node.
+        let (_, late) = nodes.stuck.take().expect("it is stuck");
+        let now = Now::simulated(nodes.now);
+        late.into_iter().for_each(|token| nodes.nodes[stuck].persisted(&now, token));
+        nodes.until_all_serve();
+        assert_eq!(nodes.ask(0, write(3)), ChainOutcome::Done(Vec::new()));
     }
 }
