@@ -105,7 +105,7 @@ pub fn run(args: &BenchDlrm) -> Result<(), Failure> {
 fn table(report: &DlrmReport, rows: &[BenchRow], alone: bool) -> String {
     let DlrmReport { interactions, items, copies, dim, element, .. } = report;
     let source: String = report.source.chars().take(60).collect();
-    let mut out = format!("Requests of {source}:\n");
+    let mut out = format!("Requests: {source}\n");
     let _ = writeln!(out, "{interactions} interactions, {items} items, {copies} times in the table");
     let megabytes = report.table_bytes >> 20;
     let _ =

@@ -86,13 +86,13 @@ pub fn run(args: &BenchForge) -> Result<(), Failure> {
 
 fn table(rows: &[ForgeRow]) -> String {
     let mut out = format!(
-        "{:<8} {:<15} {:>8} {:>5} {:>5} {:>5} {:>8} {:>8} {:>8} {:>5}\n",
+        "{:<7} {:<15} {:>8} {:>5} {:>5} {:>5} {:>7} {:>7} {:>7} {:>5}\n",
         "against", "forged", "packets", "M/s", "ended", "wrong", "alone", "beside", "under", "ratio"
     );
     for row in rows {
         let _ = writeln!(
             out,
-            "{:<8} {:<15} {:>8} {:>5.2} {:>5} {:>5} {:>8} {:>8} {:>8} {:>5.2}",
+            "{:<7} {:<15} {:>8} {:>5.2} {:>5} {:>5} {:>7} {:>7} {:>7} {:>5.2}",
             row.target.name(),
             row.forgery.name(),
             row.flood.packets,

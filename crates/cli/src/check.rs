@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use remora_replica::ddp::Model;
 use remora_storm::check::{CheckReport, Failures, MUTANTS, Ops, Options, Orders, Where, check, check_mutant};
 use remora_storm::shard::Shard;
+use remora_study::format::folded;
 use serde_json::{Value, json};
 
 use crate::check_search::{SearchArgs, figures, going, mutants, result, whole};
@@ -195,8 +196,7 @@ fn merge(files: &[PathBuf]) -> Result<(), Failure> {
         }
     }
     if !rows.is_empty() {
-        let text = table(&gathered.parameters, &rows);
-        print(&text)?;
+        print(&folded(&table(&gathered.parameters, &rows)))?;
     }
     gathered.verdict()?;
     whole(false, &unfinished(&rows))

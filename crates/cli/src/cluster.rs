@@ -424,7 +424,9 @@ fn table(settings: &ClusterSettings, all: &[Option<NodeStatus>]) -> String {
         );
         text += &format!("{}\n", line.trim_end());
     }
-    text += "\nnode       reads      writes      log MB       syncs  inline     CPU s\n";
+    if all.iter().any(Option::is_some) {
+        text += "\nnode       reads      writes      log MB       syncs  inline     CPU s\n";
+    }
     for (node, status) in all.iter().enumerate().filter_map(|(node, status)| Some((node, status.as_ref()?))) {
         text += &format!(
             "{node:<4} {:>11} {:>11} {:>11.1} {:>11} {:>6.0}% {:>9.1}\n",

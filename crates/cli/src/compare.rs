@@ -1,6 +1,6 @@
 //! `remora compare`.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
@@ -120,13 +120,18 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     };
     let prior = args.prior.as_deref().map(crate::validate::probed).transpose()?;
     let capture = Capture::open(args.pcap.as_deref())?;
+    let platform = args.on.as_deref().map(|name| platform(args, name)).transpose()?;
+    if let Some(path) = &args.trace {
+        // Its keys are looked up in records, which take a while to make.
+        File::open(path).map_err(|source| bad_file(InputError::Read { path: path.clone(), source }))?;
+    }
     let records = match &args.load {
         Some(path) => Records::load(path).map_err(bad_file)?,
         None => Records::generate(args.records.into(), args.value_bytes as usize, args.seed),
     };
     let trace = args.trace.as_ref().map(|path| Trace::load(path, &records.index())).transpose().map_err(bad_file)?;
-    let (modelled, cut) = match &args.on {
-        Some(name) => on_platform(args, name, &records, trace.clone(), &display)?,
+    let (modelled, cut) = match &platform {
+        Some(platform) => on_platform(args, platform, &records, trace.clone(), &display)?,
         None => (None, None),
     };
     if modelled.is_some() && (!args.both || cut.is_some()) {
@@ -169,14 +174,8 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     }
 }
 
-/// The operations on modelled hardware.
-fn on_platform(
-    args: &args::Compare,
-    name: &str,
-    records: &Records,
-    trace: Option<Trace>,
-    display: &Display,
-) -> Result<(Option<OnPlatform>, Option<OnCut>), Failure> {
+/// The platform of that name, or of that file, if operations can run on it.
+fn platform(args: &args::Compare, name: &str) -> Result<Platform, Failure> {
     let platform = Platform::load(name).map_err(|e| Failure::Usage(e.to_string()))?;
     if platform.software.is_some() && platform.nic.is_none() {
         let what = format!("{name} is what `remora probe` has written, whose NIC is software and not modelled: ask");
@@ -184,8 +183,19 @@ fn on_platform(
             "{what} `remora where OPERATION --on {name}` or `remora validate --probe {name}`"
         )));
     }
-    let plan = Plan { placements: places_on(args, &platform)?, ..plan(args) };
-    let (on, cut) = compare_on(&platform, &plan, records, trace, display)?;
+    places_on(args, &platform).map(|_| platform)
+}
+
+/// The operations on modelled hardware.
+fn on_platform(
+    args: &args::Compare,
+    platform: &Platform,
+    records: &Records,
+    trace: Option<Trace>,
+    display: &Display,
+) -> Result<(Option<OnPlatform>, Option<OnCut>), Failure> {
+    let plan = Plan { placements: places_on(args, platform)?, ..plan(args) };
+    let (on, cut) = compare_on(platform, &plan, records, trace, display)?;
     Ok((Some(on), cut))
 }
 
@@ -380,8 +390,16 @@ fn plan(args: &args::Compare) -> Plan {
 
 /// The command line, to run it again.
 pub fn command() -> String {
-    let quote = |arg: String| if arg.contains([' ', '\t', '\'', '"', '$']) { format!("{arg:?}") } else { arg };
-    std::iter::once("remora".into()).chain(crate::words().into_iter().map(quote)).collect::<Vec<_>>().join(" ")
+    std::iter::once("remora".into()).chain(crate::words().into_iter().map(quoted)).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: String) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_./:,=+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 fn publish(args: &args::Compare, report: &Report) -> Result<(), Failure> {
@@ -395,4 +413,19 @@ fn publish(args: &args::Compare, report: &Report) -> Result<(), Failure> {
         args.json.print(&format!("Report with plots: {}\n", args.html.display()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn a_shell_takes_words_as_they_were() {
+        for word in ["", "a b", "it's", "$HOME", "a;b", "*", "a\"b", "plain-1.tsv", "key,u32:10,va+8", "größe"] {
+            let line = format!("printf %s {}", quoted(word.into()));
+            let said = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
+            assert_eq!(String::from_utf8(said.stdout).unwrap(), word);
+        }
+        assert_eq!(quoted("--load=a.tsv".into()), "--load=a.tsv");
+    }
 }

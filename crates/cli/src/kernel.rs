@@ -240,7 +240,7 @@ fn table(entries: &[DeployedModule]) -> String {
     }
     let mut text = format!(
         "{:<18} {:>6} {:>4} {:>7} {:>10} {:>7} {:>8} {:>7} {}\n",
-        "name", "op", "no.", "size", "fuel", "memory", "accesses", "traffic", "between calls"
+        "name", "op", "no.", "size", "fuel", "memory", "accesses", "traffic", "state"
     );
     for DeployedModule { op, name, version, bytes, limits, isolation } in entries {
         let state = if *isolation == Isolation::Fresh { "fresh" } else { "stays" };

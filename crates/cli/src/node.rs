@@ -109,7 +109,8 @@ fn tell() -> SyncSender<NodeEvent> {
             let event = events.recv_timeout(Duration::from_secs(1));
             if second.elapsed() >= Duration::from_secs(1) {
                 if left_out > 0 {
-                    let _ = writeln!(io::stderr(), "remora: {left_out} more events");
+                    let events = if left_out == 1 { "event" } else { "events" };
+                    let _ = writeln!(io::stderr(), "{} remora: {left_out} more {events}", now());
                 }
                 (second, lines, left_out) = (Instant::now(), 0, 0);
             }

@@ -51,6 +51,11 @@ pub fn stop_flag() -> Arc<AtomicBool> {
     stop
 }
 
+/// Fine steps: of a run through the night one in a hundred would take minutes, and tell nothing until then.
+const STEPS: u64 = 10_000;
+/// How the way of a benchmark looks.
+const PART: &str = "{bar:30} {percent:>3} %, {eta} left  {msg}";
+
 /// Shows progress on stderr.
 pub struct Display {
     bar: ProgressBar,
@@ -134,10 +139,15 @@ impl Display {
 
     /// Shows the way of a benchmark, from 0 to 1.
     pub fn part(&self, what: &str, part: f64) {
-        // Fine steps: of a run through the night one in a hundred would take minutes, and tell nothing until then.
-        const STEPS: u64 = 10_000;
-        self.enter(Phase::Measuring, STEPS, what, "{bar:30} {percent:>3} %, {eta} left  {msg}");
+        self.enter(Phase::Measuring, STEPS, what, PART);
         self.advance((part * STEPS as f64) as u64, STEPS, what);
+    }
+
+    /// The same of what began before anything was shown of it, which is what the estimate goes by.
+    pub fn part_since(&self, began: Instant, what: &str, part: f64) {
+        self.enter(Phase::Measuring, STEPS, what, PART);
+        self.began.set(began);
+        self.part(what, part);
     }
 
     /// Shows the way of a benchmark, and says whether to go on.

@@ -15,6 +15,7 @@ use remora_storm::minos::{self, Case, MARKS, Model, STORM_MUTANTS, StormDeployme
 use remora_storm::nemesis::KINDS;
 use remora_storm::shard::Shard;
 use remora_storm::totals::Totals;
+use remora_study::format::folded;
 use serde_json::{Value, json};
 
 use crate::output::{Json, not_complete, print};
@@ -181,8 +182,7 @@ fn merge(files: &[PathBuf]) -> Result<(), Failure> {
     gathered.figures.iter().for_each(|shard| add(&mut figures, shard));
     if !gathered.figures.is_empty() {
         let seed = &gathered.parameters["seed"];
-        let text = table(&format!("of {} shards from seed {seed}", gathered.figures.len()), &figures);
-        print(&text)?;
+        print(&folded(&table(&format!("of {} shards from seed {seed}", gathered.figures.len()), &figures)))?;
     }
     gathered.verdict()
 }

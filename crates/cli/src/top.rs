@@ -97,8 +97,8 @@ fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>
                 continue;
             }
         };
-        let none = Look::new();
-        let before = before.as_ref().unwrap_or(&none);
+        // What was counted before a node could be asked for the first time was not counted in this second.
+        let before = before.as_ref().unwrap_or(look);
         let sum = |look: &Look, name: &str| -> f64 {
             let of = look.iter().filter(|(known, _)| known.split('{').next() == Some(name));
             // `sum` of nothing is -0.
@@ -170,4 +170,20 @@ fn show(args: &Top, before: &[Result<Look, String>], now: &[Result<Look, String>
         }
     }
     (text, reached)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_before_a_node_could_be_asked_is_no_rate() {
+        let nodes = vec!["127.0.0.1:9100".parse().expect("an address")];
+        let args = Top { nodes, cluster: Vec::new(), every: Duration::from_secs(1), once: true };
+        let look =
+            |calls: f64| -> Result<Look, String> { Ok([("remora_call_seconds_count{op=\"7\"}".into(), calls)].into()) };
+        let shown = |before| show(&args, &[before], &[look(9e6)], 1.0).0;
+        assert!(!shown(Err("refused".into())).contains("9.00 M"));
+        assert!(shown(look(0.0)).contains("9.00 M"));
+    }
 }

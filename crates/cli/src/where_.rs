@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use clap::builder::TypedValueParser;
@@ -203,8 +203,6 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         ..WhereOptions::default()
     };
     let display = Display::new(stop_flag());
-    // Less is over before a bar could be read.
-    let slow = args.points > 2_000 || args.simulate > 200_000;
     let (mut text, mut answers, mut csv) = (String::new(), Vec::new(), CSV_HEAD.to_string());
     let platforms = platforms?;
     let software = |platform: &Platform| platform.placements.nic == Some(NicDevice::Software);
@@ -217,18 +215,23 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         let why = format!("{what} is for a platform that `remora probe` wrote; {} has hardware", other.name);
         return Err(Failure::Usage(why));
     }
+    let begun = Instant::now();
     for (n, platform) in platforms.iter().enumerate() {
         if display.stopped() {
             break;
-        }
-        if slow {
-            display.part(&platform.name, n as f64 / args.on.len() as f64);
         }
         if let Some(missing) = where_::missing(platform, &operation, options.goal) {
             return Err(Failure::Usage(missing));
         }
         let start = Instant::now();
-        let Some(answer) = decide_until(platform, &operation, &options, &|| display.stopped()) else {
+        let watch = |part: f64| {
+            // What is over sooner needs no bar.
+            if begun.elapsed() > SOON {
+                display.part_since(begun, &platform.name, (n as f64 + part) / platforms.len() as f64);
+            }
+            display.stopped()
+        };
+        let Some(answer) = decide_until(platform, &operation, &options, &watch) else {
             return Err(Failure::Usage(format!("{} has no placement", platform.name)));
         };
         let _ = writeln!(
@@ -279,6 +282,9 @@ pub fn run(args: &Where) -> Result<(), Failure> {
         None => Ok(()),
     }
 }
+
+/// An answer that takes longer says how far it is.
+const SOON: Duration = Duration::from_secs(2);
 
 const CSV_HEAD: &str = "operation,platform,place,alone_ns,p50_ns,p99_ns,p50_low_ns,p50_high_ns,ops_per_s,\
     saturation_per_s,ops_per_joule,binding,utilisation,simulated_p50_ns,simulated_p99_ns,simulated_ops_per_s\n";

@@ -64,6 +64,7 @@ fn a_check_in_shards_holds_as_one_run_does() {
     }
     let merged = succeeds(directory, &["check", "merge", "0.json", "1.json", "2.json"]);
     assert!(merged.contains("holds in all states"), "{merged}");
+    assert!(merged.lines().all(|line| line.chars().count() <= 80), "{merged}");
     let (whole, parts) = (states("whole.json"), ["0.json", "1.json", "2.json"].map(states));
     assert!(parts.iter().sum::<u64>() >= whole && parts.iter().all(|&part| part < whole), "{whole} {parts:?}");
     fails(directory, &["check", "merge", "0.json", "2.json"], &["shard 1/3 is missing"]);

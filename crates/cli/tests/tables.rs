@@ -79,11 +79,9 @@ fn of_what_runs() {
     let start = |args: &[&str]| Running(command(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it"));
     let _node = start(&["node", "--listen", &address, "--metrics", &figures]);
     eventually("the node's answer", || fitting(&["kernel", "list", "--node", &address]));
-    all_fit(&[
-        &["kernel", "deploy", "kernels/topk.wasm", "--node", &address],
-        &["kernel", "list", "--node", &address],
-        &["ps", "--interval", "0"],
-    ]);
+    all_fit(&[&["kernel", "deploy", "kernels/topk.wasm", "--node", &address], &["ps", "--interval", "0"]]);
+    let kernels = fitting(&["kernel", "list", "--node", &address]).expect("a list");
+    assert_eq!(kernels.lines().count(), 2, "a heading and a kernel, each in a line: {kernels}");
     let directory = tempfile::tempdir().expect("a directory");
     let dir = directory.path().join("c");
     let dir = dir.to_str().expect("a name");

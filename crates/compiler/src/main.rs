@@ -27,7 +27,8 @@ fn main() -> ExitCode {
     match bound().and_then(|()| read()).and_then(|source| make(job, &source)).and_then(|made| write(&made)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("{why}");
+            // Some of what is said of modules comes in several lines.
+            eprintln!("{}", why.split_whitespace().collect::<Vec<_>>().join(" "));
             ExitCode::FAILURE
         }
     }
@@ -65,13 +66,23 @@ fn make(job: Job, source: &[u8]) -> Result<Vec<u8>, String> {
         return Ok(lines(source, std::env::args().skip(2).filter_map(|offset| offset.parse().ok())));
     }
     if job == Job::Text {
-        return wat::parse_bytes(source).map(|module| module.into_owned()).map_err(|e| e.to_string());
+        return wat::parse_bytes(source).map(|module| module.into_owned()).map_err(|e| in_a_line(&e.to_string()));
     }
     let mut config = wasmtime::Config::new();
     remora_wasm::compiler::configure(&mut config, job);
     config.cranelift_opt_level(wasmtime::OptLevel::Speed);
     let engine = wasmtime::Engine::new(&config).map_err(|e| format!("{e:#}"))?;
     engine.precompile_module(source).map_err(|e| format!("{e:#}"))
+}
+
+/// What is wrong with a text, and where. What the parser draws of the text is left out.
+fn in_a_line(error: &str) -> String {
+    let what = error.lines().next().unwrap_or_default();
+    let place = error.split_once("--> <anon>:").and_then(|(_, rest)| rest.lines().next()?.split_once(':'));
+    match place {
+        Some((line, column)) => format!("line {line}, column {}: {what}", column.trim()),
+        None => what.into(),
+    }
 }
 
 /// For each offset in a module `file:line` of its source, and a line's end. DWARF counts from the start of the code.

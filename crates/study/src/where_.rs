@@ -1,6 +1,8 @@
 //! Where an operation should run on a platform: an analytical screen of all placements, a simulation of those that lie
 //! close, what the platform's open values leave undecided, and what would have to change for another place to win.
 
+use std::cell::Cell;
+
 mod audit;
 mod curve;
 mod flips;
@@ -165,6 +167,11 @@ const NOT_LEVEL: f64 = 1.08;
 /// How far the screen is off at other values of what is open, the engine says under so many draws of them: with fewer calls each
 /// than for the answer, but with so many at least, and so many for each that is under way.
 const DRAWS: usize = 8;
+/// About which part of an answer is there when places were simulated, when the engine has run them, and when it has run
+/// them under draws; the rest are flips.
+const SIMULATED: f64 = 0.05;
+const RUN: f64 = 0.2;
+const DRAWN: f64 = 0.4;
 const DRAWN_CALLS: u64 = 100;
 const DRAWN_CALLS_EACH: u64 = 4;
 
@@ -202,17 +209,20 @@ pub fn notes(operation: &Operation, goal: Goal, answer: &Answer) -> Vec<String> 
 
 /// Decides; `None` if the platform has no placement.
 pub fn decide(platform: &Platform, operation: &Operation, options: &WhereOptions) -> Option<Answer> {
-    decide_until(platform, operation, options, &|| false)
+    decide_until(platform, operation, options, &|_| false)
 }
 
-/// The same, unless `stop` says so meanwhile: then what is left of the simulations is left out.
+/// The same; `watch` is told about which part of it is done, and may say to stop: then what is left of the simulations is
+/// left out.
 pub fn decide_until(
     platform: &Platform,
     operation: &Operation,
     options: &WhereOptions,
-    stop: &dyn Fn() -> bool,
+    watch: &dyn Fn(f64) -> bool,
 ) -> Option<Answer> {
     let goal = options.goal;
+    let done = Cell::new(0.0);
+    let stop = || watch(done.get());
     let mut ranking = rank(platform, operation, options);
     let least = goal.cost(ranking.first()?);
     // The screen knows nothing of lost packets, and of several clients what they are together: with them the engine has to say how
@@ -232,6 +242,7 @@ pub fn decide_until(
         simulate::run(place, &path, operation.load, options.simulated, options.seed)
     });
     let simulated = simulated.collect();
+    done.set(SIMULATED);
     // A placement that the world cannot run is one that it says nothing of.
     let count = u64::from(options.simulated / 10).max(1);
     let asked = world::loaded(operation, goal);
@@ -257,6 +268,7 @@ pub fn decide_until(
         let again = again.filter_map(|n| engine(platform, operation, &alike, (AGAIN_CALLS * count, options.seed ^ n)));
         std::iter::once(costs).chain(again).collect()
     });
+    done.set(RUN);
     let corrected = if runs.is_empty() { None } else { options.corrected(&ranking, &means(&runs)) };
     let (plain, options, by) = match &corrected {
         Some(corrected) => (options, corrected, DecidedBy::Engine),
@@ -272,6 +284,7 @@ pub fn decide_until(
         let fewer = (count / DRAWS as u64).max(DRAWN_CALLS).max(each).min(count);
         let draws = uncertain::hypercube(&platform.params, DRAWS, !options.seed);
         let draws = draws.iter().zip(1..).filter_map(|(values, n)| {
+            done.set(RUN + (DRAWN - RUN) * (n - 1) as f64 / DRAWS as f64);
             let drawn = platform.with(values).ok()?;
             let screen = rank(&drawn, operation, plain);
             // Of a place that does not carry the load there the screen is enough.
@@ -292,7 +305,9 @@ pub fn decide_until(
     let engine: Option<&flips::Engine<'_>> = if confirms { Some(&of_all) } else { None };
     // Where no place carries the load, none is the best until another is.
     let carried = ranking.first().is_some_and(|best| options.cost(best).is_finite());
-    let flips = if carried { flips::find(platform, operation, &ranking, options, engine) } else { Vec::new() };
+    let tell = |part: f64| done.set(DRAWN + (1.0 - DRAWN) * part);
+    tell(0.0);
+    let flips = if carried { flips::find(platform, operation, &ranking, options, engine, &tell) } else { Vec::new() };
     let Open { intervals, certainty, .. } = open;
     let contributions = uncertain::contributions(platform, operation, &ranking, options);
     let mut answer = Answer {

@@ -117,8 +117,12 @@ struct Caller {
 
 impl Pairs {
     fn start(link: LinkKind, pairs: u16) -> Result<Self, Error> {
-        let node =
-            |listen| NodeConfig { engines: pairs, cores: (0..pairs.into()).collect(), ..NodeConfig::new(listen) };
+        let node = |listen| {
+            let usual = NodeConfig::new(listen);
+            // All clients are at one address.
+            let connections = usual.connections.max(pairs.into());
+            NodeConfig { engines: pairs, cores: (0..pairs.into()).collect(), connections, ..usual }
+        };
         let node = at_free_loopback(|address| Node::start(node(address)))?;
         let callers: Vec<Caller> = match link {
             // As many ports as engines lead to one each; over shared memory the next client gets the next engine.

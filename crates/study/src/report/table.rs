@@ -17,7 +17,8 @@ const COLUMNS: [Column; 9] = [
     Column("", "link", 4),
     Column("", "place", 8),
     Column("1 in", "p50 µs", 8),
-    Column("flight:", "p99 µs", 8),
+    // A blank behind it keeps it beside what stands before.
+    Column("flight: ", "p99 µs", 8),
     Column("", "p99.9 µs", 9),
     Column("64 in", "ops/s", 8),
     Column("round", "trips/op", 8),

@@ -1,5 +1,7 @@
 //! What would have to change for another place to be the best: values of the platform and of the operation, each alone.
 
+use std::cell::Cell;
+
 use remora_model::platform::Platform;
 use serde::Serialize;
 
@@ -69,13 +71,15 @@ struct Knob<'a> {
 /// Asks the engine what each place costs on a platform; `None` where it has no word.
 pub type Engine<'a> = dyn Fn(&Platform, &Operation) -> Option<Vec<(Placement, f64)>> + 'a;
 
-/// Finds them, the nearest first. With an engine the nearest are held against it, and only those that it confirms are given.
+/// Finds them, the nearest first. With an engine the nearest are held against it, and only those that it confirms are given;
+/// `tell` is told which part of them were.
 pub fn find(
     platform: &Platform,
     operation: &Operation,
     ranking: &[Candidate],
     options: &WhereOptions,
     engine: Option<&Engine<'_>>,
+    tell: &dyn Fn(f64),
 ) -> Vec<Flip> {
     let [best, _, ..] = ranking else { return Vec::new() };
     let knobs = knobs(platform, operation);
@@ -87,8 +91,16 @@ pub fn find(
     let nearness = |flip: &Flip| flip.factor.ln().abs();
     flips.sort_by(|a, b| nearness(&a.1).total_cmp(&nearness(&b.1)));
     let Some(engine) = engine else { return flips.into_iter().map(|(_, flip)| flip).collect() };
-    let asked = flips.into_iter().take(ASKED * options.flips);
-    let confirmed = asked.filter_map(|(knob, found)| confirm(knob, best.place, found, options, engine));
+    let most = flips.len().min(ASKED * options.flips);
+    let asked = flips.into_iter().take(most).enumerate();
+    let sure = Cell::new(0);
+    let confirmed = asked.filter_map(|(n, (knob, found))| {
+        // It ends with the last that there is, or with as many as are wanted.
+        tell((n as f64 / most as f64).max(f64::from(sure.get()) / options.flips as f64));
+        let flip = confirm(knob, best.place, found, options, engine);
+        sure.set(sure.get() + u32::from(flip.is_some()));
+        flip
+    });
     let mut confirmed: Vec<Flip> = confirmed.take(options.flips).collect();
     confirmed.sort_by(|a, b| nearness(a).total_cmp(&nearness(b)));
     confirmed

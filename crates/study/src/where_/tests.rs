@@ -1,5 +1,7 @@
 //! Metamorphic tests: what must move a result, in which direction and by how much.
 
+use std::cell::RefCell;
+
 use super::*;
 
 fn operation(accesses: f64, reply: f64) -> Operation {
@@ -168,6 +170,19 @@ fn the_same_seed_gives_the_same_answer() {
     let options = WhereOptions { simulated: 500, points: 16, ..WhereOptions::default() };
     let answer = || serde_json::to_string(&decide(&strom(), &operation(4.0, 64.0), &options).unwrap()).unwrap();
     assert_eq!(answer(), answer());
+}
+
+#[test]
+fn an_answer_says_how_far_it_is() {
+    let options = WhereOptions { simulated: 500, points: 16, ..WhereOptions::default() };
+    let parts = RefCell::new(Vec::new());
+    let watch = |part| {
+        parts.borrow_mut().push(part);
+        false
+    };
+    decide_until(&strom(), &operation(4.0, 64.0), &options, &watch).unwrap();
+    let parts = parts.into_inner();
+    assert!(parts.is_sorted() && parts[0] == 0.0 && (DRAWN..1.0).contains(&parts[parts.len() - 1]), "{parts:?}");
 }
 
 #[test]
