@@ -257,6 +257,7 @@ impl Client {
     pub fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error> {
         let driven = self.drive();
         let mut finished = 0;
+        self.auto.looked_at = self.connection.drove_at;
         let (auto, clock) = (&mut self.auto, self.connection.device.clock());
         let mut told = auto.telling(clock, done);
         let done = &mut told;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use remora_kernel::{ConsistencyParams, Limits, Placement, Status, op};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, Placing};
-use remora_service::CallKind;
+use remora_service::{CallKind, Why};
 
 mod common;
 
@@ -113,6 +113,34 @@ fn clients_get_right_answers_wherever_their_node_runs_what_they_leave_to_it() {
         }
         node.shutdown();
     }
+}
+
+/// Who computes while calls are under way, and asks for their answers then, has found no place silent.
+#[test]
+fn a_client_that_looks_seldom_finds_no_place_silent() {
+    let node = Node::start(NodeConfig::new(ip(6, 1))).expect("node");
+    let mut client = client(6, 2, LinkKind::Shm);
+    let objects = Objects::load(&mut client);
+    let params = objects.params(0);
+    let kind = CallKind::of(op::CONSISTENCY, &params);
+    let mut why = Vec::new();
+    for _ in 0..10 {
+        ask(&mut client, &objects, 2000);
+        let mut left = 8;
+        for tag in 0..8 {
+            if tag == 4 {
+                std::thread::sleep(Duration::from_millis(70));
+            }
+            let _ = client.submit_auto(kind, &params, false, tag).expect("room");
+            left -= client.poll(&mut |_, _, _| {}).expect("a connection");
+        }
+        while left > 0 {
+            left -= client.poll(&mut |_, _, _| {}).expect("a connection");
+        }
+        why.extend(client.placer().poll_move().map(|(_, reason)| reason));
+    }
+    assert!(!why.iter().any(|reason| matches!(reason.why, Why::Silent { .. })), "{why:?}");
+    node.shutdown();
 }
 
 #[test]

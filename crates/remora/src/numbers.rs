@@ -209,9 +209,8 @@ impl<T> Desk<T> {
 
     /// All who wait: they get no number any more.
     pub fn give_up(&mut self) -> impl Iterator<Item = T> {
-        let waiting = std::mem::take(&mut self.waiting);
-        waiting.keys().for_each(|caller| self.batches.gone(*caller));
-        waiting.into_values()
+        self.batches.all_gone();
+        std::mem::take(&mut self.waiting).into_values()
     }
 }
 

@@ -78,6 +78,12 @@ impl<C: Copy + PartialEq> NumberBatches<C> {
         }
     }
 
+    /// All callers have gone.
+    pub fn all_gone(&mut self) {
+        self.waiting.clear();
+        self.under_way.values_mut().flatten().for_each(|place| *place = None);
+    }
+
     /// Callers that wait for an addition to be made.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
@@ -112,6 +118,23 @@ mod tests {
         let third = batches.next_addition().unwrap();
         batches.answered(third.number, 200, |caller, number| given.push((caller, number)));
         assert_eq!(given[2..], [(3, 200), (4, 201), (5, 202), (6, 203), (7, 204), (8, 205), (9, 206), (10, 207)]);
+    }
+
+    #[test]
+    fn where_all_have_gone_nobody_is_given_a_number_and_none_is_asked_for() {
+        let mut batches = NumberBatches::new(2);
+        (0..3).for_each(|caller| batches.ask(caller));
+        let additions = [0, 1].map(|_| {
+            batches.ask(4);
+            batches.next_addition().unwrap()
+        });
+        batches.ask(5);
+        batches.all_gone();
+        batches.answered(additions[0].number, 7, |caller, _| panic!("{caller}"));
+        batches.lost(additions[1].number);
+        assert_eq!((batches.waiting(), batches.next_addition()), (0, None));
+        batches.ask(6);
+        assert_eq!(batches.next_addition().map(|addition| addition.count), Some(1));
     }
 
     /// A node may say anything.

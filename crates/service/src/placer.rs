@@ -170,7 +170,7 @@ impl Placer {
         let mut there = [false; PLACES];
         places.iter().for_each(|&place| there[index(place)] = true);
         let classes = vec![Class::nobody(); SETS * WAYS];
-        let env = Env { there, seed: seed | 1, counts: PlacerCounts::default(), moved: None };
+        let env = Env { there, seed: seed | 1, counts: PlacerCounts::default(), moved: None, looked: None };
         let (pins, priors) = (Vec::new(), Vec::new());
         Self { env, classes, last: 0, calls: 0, peak: [0; 2], watched: WATCHED, pinned: None, pins, priors }
     }
@@ -224,6 +224,12 @@ impl Placer {
         let class = &mut self.classes[self.last];
         class.used = self.calls;
         class.choose(&mut self.env, self.last, peak, now)
+    }
+
+    /// When the caller has looked for answers last: what has come since is no silence. Who never says so looks all the time.
+    #[inline]
+    pub fn looked(&mut self, at: Time) {
+        self.env.looked = Some(at);
     }
 
     /// A timed call has ended. `is_ok` is false if the place is to blame that it has no result.

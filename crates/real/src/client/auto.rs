@@ -23,11 +23,13 @@ pub(super) struct Auto {
     placer: Option<Box<Placer>>,
     tickets: Vec<Option<Ticket>>,
     free: Vec<u16>,
+    /// When answers were looked for last.
+    pub looked_at: u64,
 }
 
 impl Auto {
     pub fn new(offer: Offer) -> Self {
-        Self { offer, placer: None, tickets: Vec::new(), free: Vec::new() }
+        Self { offer, placer: None, tickets: Vec::new(), free: Vec::new(), looked_at: 0 }
     }
 
     fn placer(&mut self) -> &mut Placer {
@@ -109,8 +111,10 @@ impl Client {
         let (placement, mark) = match too_long {
             Some(placement) => (placement, tag.into()),
             None => {
-                let device = &self.connection.device;
-                let choice = self.auto.placer().choose(kind, under_way, || device.now());
+                let (device, looked_at) = (&self.connection.device, self.auto.looked_at);
+                let placer = self.auto.placer();
+                placer.looked(looked_at);
+                let choice = placer.choose(kind, under_way, || device.now());
                 (choice.placement, self.auto.mark(choice.ticket, tag))
             }
         };

@@ -43,8 +43,9 @@ pub(super) struct Connection {
     /// Payload streams that are being sent.
     streaming: u32,
     lost: Option<WcStatus>,
-    /// When there was work last.
+    /// When there was work last, and when it was looked for.
     busy_at: u64,
+    pub drove_at: u64,
 }
 
 /// How staged verbs get to a queue pair: at once.
@@ -116,6 +117,7 @@ impl Connection {
             streaming: 0,
             lost: None,
             busy_at: 0,
+            drove_at: 0,
         };
         Ok((connection, replies))
     }
@@ -146,9 +148,10 @@ impl Connection {
             }
         }
         drop(guard);
+        self.drove_at = self.device.now();
         match work {
             0 => self.device.relax(self.busy_at),
-            _ => self.busy_at = self.device.now(),
+            _ => self.busy_at = self.drove_at,
         }
         self.alive().inspect_err(|_| self.staging.set_lost())
     }

@@ -54,6 +54,8 @@ pub(super) struct Env {
     pub counts: PlacerCounts,
     /// The kind of the calls that moved last.
     pub moved: Option<CallKind>,
+    /// When answers were looked for last, if not just now.
+    pub looked: Option<Time>,
 }
 
 /// A call that is timed.
@@ -595,10 +597,11 @@ impl Class {
 
     /// Whether the places that have calls answer.
     fn listen(&mut self, env: &mut Env, now: Time) {
+        let looked = env.looked.unwrap_or(now);
         let silent = |place: &Place| {
             let [least, most] = PATIENCE_RANGE;
             let patience = place.cost().map_or(most / 4, |cost| (cost * PATIENCE) as Time).clamp(least, most);
-            place.waiting > 0 && now.saturating_sub(place.active) > patience
+            place.waiting > 0 && looked.saturating_sub(place.active) > patience
         };
         match self.phase {
             Phase::Probe { place, .. }

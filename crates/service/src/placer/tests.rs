@@ -373,3 +373,28 @@ fn calls_on_key_value_stores_are_told_apart_by_store_and_length() {
     assert_ne!(of(op::KV_PUT, 7, b"a"), of(op::KV_PUT, 7, &[0; 4000]));
     assert_eq!(of(op::KV_PUT, 7, b"a"), of(op::KV_PUT, 7, b"b"));
 }
+
+/// Who computes while calls are under way, and looks for their answers then, has found no place silent.
+#[test]
+fn a_place_is_silent_only_to_who_looks() {
+    for looks in [false, true] {
+        let (mut placer, mut now) = (placer(), 0);
+        let quick = |placer: &mut Placer, now: &mut Time| {
+            for _ in 0..1000 {
+                let ticket = placer.choose(KIND, 0, || *now).ticket;
+                *now += 10_000;
+                placer.looked(*now);
+                ticket.into_iter().for_each(|ticket| placer.ended(ticket, *now, true));
+            }
+        };
+        quick(&mut placer, &mut now);
+        let home = placer.reason(KIND).unwrap().placement;
+        let mut waits: Vec<_> = (0..64).filter_map(|_| placer.choose(KIND, 0, || now).ticket).collect();
+        now += 70 * MS;
+        if looks {
+            placer.looked(now);
+        }
+        waits.extend((0..64).filter_map(|_| placer.choose(KIND, 0, || now).ticket));
+        assert_eq!(placer.reason(KIND).unwrap().placement != home, looks);
+    }
+}
