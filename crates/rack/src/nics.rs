@@ -275,6 +275,13 @@ impl NicPool {
         }
     }
 
+    /// A flow ends with what its receiver allows now. Returns where that is.
+    pub fn cut(&mut self, flow: FlowId) -> u64 {
+        let Some(flow) = self.flows.get_mut(&flow) else { return 0 };
+        flow.offered = flow.offered.min(flow.limit);
+        flow.offered
+    }
+
     /// How much of a flow has arrived without a gap.
     pub fn arrived(&self, flow: FlowId) -> Option<u64> {
         self.flows.get(&flow).map(|flow| flow.arrived.whole())

@@ -61,10 +61,12 @@ pub enum Record {
         /// How many.
         at: u64,
     },
-    /// It is given up, whatever is under way.
+    /// It is given up: nothing is heard any more, and there are so many bytes.
     Reset {
         /// Which connection.
         flow: FlowId,
+        /// How many.
+        at: u64,
     },
 }
 
@@ -83,8 +85,7 @@ fn len_of(kind: u8) -> Result<usize, NoRecord> {
     match kind {
         OPEN => Ok(1 + 8 + 2 * 18),
         ANSWER => Ok(1 + 8 + 1),
-        LIMIT | END => Ok(1 + 8 + 8),
-        RESET => Ok(1 + 8),
+        LIMIT | END | RESET => Ok(1 + 8 + 8),
         _ => Err(NoRecord),
     }
 }
@@ -123,7 +124,10 @@ impl Record {
                 head(END, flow);
                 out.extend(number.to_le_bytes());
             }
-            Self::Reset { flow } => head(RESET, flow),
+            Self::Reset { flow, at: number } => {
+                head(RESET, flow);
+                out.extend(number.to_le_bytes());
+            }
         }
     }
 
@@ -156,7 +160,7 @@ impl Record {
             }
             LIMIT => Self::Limit { flow, limit: number(8)? },
             END => Self::End { flow, at: number(8)? },
-            _ => Self::Reset { flow },
+            _ => Self::Reset { flow, at: number(8)? },
         };
         Ok(Some((record, len)))
     }
@@ -182,7 +186,7 @@ mod tests {
             (flow(), answer).prop_map(|(flow, answer)| Record::Answer { flow, answer }),
             (flow(), any::<u64>()).prop_map(|(flow, limit)| Record::Limit { flow, limit }),
             (flow(), any::<u64>()).prop_map(|(flow, at)| Record::End { flow, at }),
-            flow().prop_map(|flow| Record::Reset { flow }),
+            (flow(), any::<u64>()).prop_map(|(flow, at)| Record::Reset { flow, at }),
         ]
     }
 

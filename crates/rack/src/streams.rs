@@ -60,7 +60,7 @@ pub enum StreamEvent {
     },
     /// There may be more to read, or its end, or room to write.
     Changed(FlowId),
-    /// The other rack has given it up. To be closed.
+    /// The other rack has given it up. To be closed, when what came before has been read.
     Reset(FlowId),
     /// Nothing needs its windows any more. The last that is heard of it.
     Gone(FlowId),
@@ -102,10 +102,17 @@ struct Stream {
     told: u64,
     /// Where the other end's bytes end.
     ends_at: Option<u64>,
-    /// The other end gave it up.
-    reset: bool,
+    /// The other end gave it up, and no more comes than this.
+    reset: Option<u64>,
     /// The owner has closed it.
     closed: bool,
+}
+
+impl Stream {
+    /// Whether nothing that its owner does with it concerns the other end any more.
+    fn is_deaf(&self) -> bool {
+        self.closed || self.reset.is_some()
+    }
 }
 
 /// The streams between this rack and another.
@@ -167,7 +174,7 @@ impl Streams {
                 (true, _) => self.events.push_back(StreamEvent::Gone(flow)),
                 (false, State::Asking) => self.events.extend([event, StreamEvent::Gone(flow)]),
                 (false, _) => {
-                    stream.reset = true;
+                    stream.reset = Some(stream.into.ready().end);
                     self.streams.insert(flow, stream);
                     self.events.push_back(event);
                 }
@@ -191,7 +198,7 @@ impl Streams {
         self.pool.open(flow);
         let into = Resequencer::new(&self.config.policy);
         let told = into.limit();
-        let stream = Stream { state, offered: 0, ended: false, into, told, ends_at: None, reset: false, closed: false };
+        let stream = Stream { state, offered: 0, ended: false, into, told, ends_at: None, reset: None, closed: false };
         self.streams.insert(flow, stream);
     }
 
@@ -199,7 +206,7 @@ impl Streams {
     pub fn answer(&mut self, flow: FlowId, answer: Result<(), Refusal>) {
         let Some(stream) = self.streams.get_mut(&flow).filter(|stream| stream.state == State::Asked) else { return };
         stream.state = State::Open;
-        if !stream.reset {
+        if stream.reset.is_none() {
             self.say(Record::Answer { flow, answer });
         }
         if answer.is_err() {
@@ -211,7 +218,7 @@ impl Streams {
     /// arrive before what it belongs to was heard of.
     pub fn room(&self, flow: FlowId) -> Range<u64> {
         match self.streams.get(&flow) {
-            Some(stream) if stream.state == State::Open && !stream.ended && !stream.reset => {
+            Some(stream) if stream.state == State::Open && !stream.ended && !stream.is_deaf() => {
                 stream.offered..self.pool.arrived(flow).unwrap_or(stream.offered) + self.config.policy.window
             }
             _ => 0..0,
@@ -228,7 +235,9 @@ impl Streams {
 
     /// No more will be written.
     pub fn end(&mut self, flow: FlowId) {
-        let Some(stream) = self.streams.get_mut(&flow).filter(|stream| !stream.ended && !stream.reset) else { return };
+        let Some(stream) = self.streams.get_mut(&flow).filter(|stream| !stream.ended && !stream.is_deaf()) else {
+            return;
+        };
         stream.ended = true;
         let at = stream.offered;
         self.say(Record::End { flow, at });
@@ -236,7 +245,7 @@ impl Streams {
 
     /// Places of bytes that may be read now, and are then [`took`](Streams::took).
     pub fn ready(&self, flow: FlowId) -> Range<u64> {
-        self.streams.get(&flow).filter(|stream| !stream.reset).map_or(0..0, |stream| stream.into.ready())
+        self.streams.get(&flow).filter(|stream| !stream.closed).map_or(0..0, |stream| stream.into.ready())
     }
 
     /// Whether all has been read that there ever will be.
@@ -244,9 +253,15 @@ impl Streams {
         self.streams.get(&flow).is_none_or(|stream| stream.ends_at == Some(stream.into.ready().start))
     }
 
-    /// Whether it is lost, or not there.
+    /// Whether its owner has closed it, or the other end has given it up and all has been read that came before.
     pub fn is_lost(&self, flow: FlowId) -> bool {
-        self.streams.get(&flow).is_none_or(|stream| stream.reset)
+        let over = |stream: &Stream| stream.reset.is_some_and(|at| stream.into.ready().start >= at);
+        self.streams.get(&flow).is_none_or(|stream| stream.closed || over(stream))
+    }
+
+    /// Whether the other end hears nothing more of it.
+    pub fn is_deaf(&self, flow: FlowId) -> bool {
+        self.streams.get(&flow).is_none_or(Stream::is_deaf)
     }
 
     /// So many bytes were read.
@@ -255,26 +270,27 @@ impl Streams {
         stream.into.take(len);
         let limit = stream.into.limit();
         let needed = stream.ends_at.is_none_or(|end| end > stream.told);
-        if limit >= stream.told + self.config.policy.window / 4 && needed && !stream.reset {
+        if limit >= stream.told + self.config.policy.window / 4 && needed && !stream.is_deaf() {
             stream.told = limit;
             self.say(Record::Limit { flow, limit });
         }
     }
 
-    /// The owner has done with it: what was written goes on its way if it was ended and all that comes was read; else it is
-    /// given up.
+    /// The owner has done with it: what was written goes on its way. If it was not ended, or not all that comes was read, it is given
+    /// up: of what was written only that goes for which there is room.
     pub fn close(&mut self, flow: FlowId) {
         let finished = self.is_finished(flow);
         let Some(stream) = self.streams.get_mut(&flow).filter(|stream| !stream.closed) else { return };
         stream.closed = true;
-        if stream.reset {
-            self.leave(flow);
-        } else if !finished || !stream.ended {
-            self.say(Record::Reset { flow });
-            self.leave(flow);
-        } else {
-            self.arrived(flow);
+        if stream.reset.is_some() {
+            return self.leave(flow);
         }
+        if !finished || !stream.ended {
+            stream.offered = self.pool.cut(flow);
+            let at = stream.offered;
+            self.say(Record::Reset { flow, at });
+        }
+        self.arrived(flow);
     }
 
     /// A closed stream whose last byte has arrived leaves.
@@ -343,8 +359,9 @@ impl Streams {
             return if self.control.gaps() > most { Err(Breach::Gaps) } else { Ok(()) };
         }
         // Of one that was given up here, something may still be under way.
-        let Some(stream) = self.streams.get_mut(&flow).filter(|stream| !stream.reset) else { return Ok(()) };
-        if stream.ends_at.is_some_and(|end| offset.saturating_add(len.into()) > end) {
+        let Some(stream) = self.streams.get_mut(&flow) else { return Ok(()) };
+        let ends = [stream.ends_at, stream.reset];
+        if ends.into_iter().flatten().any(|end| offset.saturating_add(len.into()) > end) {
             return Err(Breach::Order);
         }
         stream.into.accept(offset, len, fresh)?;
@@ -414,9 +431,14 @@ impl Streams {
                 stream.ends_at = Some(at);
                 self.changed.insert(flow);
             }
-            Record::Reset { flow } => {
-                let Some(stream) = self.streams.get_mut(&flow) else { return Ok(()) };
-                stream.reset = true;
+            Record::Reset { flow, at } => {
+                let Some(stream) = self.streams.get_mut(&flow).filter(|stream| stream.reset.is_none()) else {
+                    return Ok(());
+                };
+                if stream.into.last() > at {
+                    return Err(Breach::Order);
+                }
+                stream.reset = Some(at);
                 if stream.closed {
                     self.leave(flow);
                 } else if stream.state == State::Asking {
@@ -698,7 +720,7 @@ mod tests {
             assert_eq!(hear(&mut owner, open(flow)), Ok(()));
         }
         assert_eq!(owner.streams.count(), 4, "no more than there may be");
-        assert_eq!(hear(&mut owner, Record::Reset { flow: FlowId(99) }), Ok(()), "one that is gone");
+        assert_eq!(hear(&mut owner, Record::Reset { flow: FlowId(99), at: 0 }), Ok(()), "one that is gone");
     }
 
     #[test]
@@ -719,6 +741,50 @@ mod tests {
         assert_eq!(hear(&mut owner, record(3)), Err(Breach::Order));
         let first = |first| Streams::new(StreamsConfig { first, ..owner.streams.config }, 0).next;
         assert_eq!((first(0), first(7), first(u64::MAX)), (2, 16, (1 << 63)));
+    }
+
+    /// As with TCP: what a program sent before it gave up is read before that is told of.
+    #[test]
+    fn who_gives_up_is_read_to_the_place_where_he_did() {
+        let mut owners = [Owner::new(true), Owner::new(false)];
+        let address = SocketAddr::from(([10, 0, 0, 1], 80));
+        let flow = owners[0].streams.open(address, address).unwrap();
+        owners[0].windows(flow);
+        let settle = |owners: &mut [Owner; 2]| {
+            for round in 0..200 {
+                owners.iter_mut().for_each(|owner| {
+                    while let Some(event) = owner.streams.poll_event() {
+                        if let StreamEvent::Asked { flow, .. } = event {
+                            owner.windows(flow);
+                            owner.streams.answer(flow, Ok(()));
+                        }
+                    }
+                    owner.send(round);
+                });
+                // What was said last comes first.
+                for side in 0..2 {
+                    let last = owners[side].under_way.len().saturating_sub(1);
+                    deliver(owners, side, last, round, true);
+                }
+            }
+        };
+        settle(&mut owners);
+        owners[0].write(0, flow, WINDOW);
+        settle(&mut owners);
+        owners[1].read(1, flow, 100);
+        settle(&mut owners);
+        // Of what the reader has no room for nothing is heard.
+        owners[0].write(0, flow, 150);
+        owners[0].streams.close(flow);
+        settle(&mut owners);
+        assert!(!owners[1].streams.is_lost(flow));
+        assert!(owners[1].streams.room(flow).is_empty(), "he reads nothing any more");
+        owners[1].read(1, flow, WINDOW);
+        assert_eq!(owners[1].read[&flow], WINDOW + 100);
+        assert!(owners[1].streams.is_lost(flow));
+        owners[1].streams.close(flow);
+        settle(&mut owners);
+        assert_eq!(owners.map(|owner| owner.streams.count()), [0, 0]);
     }
 
     /// Each gap would have to be remembered, and a window has room for many of one byte.

@@ -142,14 +142,8 @@ impl Gate {
                     inside.notify(flow);
                 }
                 StreamEvent::Changed(flow) => inside.changed(flow),
-                StreamEvent::Reset(flow) => {
-                    // Whoever reads or writes there hears it, too, and the program if nobody does.
-                    if let Some(stream) = inside.passages.get(&flow).and_then(|passage| passage.stream.as_ref()) {
-                        reset(stream);
-                    }
-                    inside.notify(flow);
-                }
-                StreamEvent::Gone(flow) => inside.notify(flow),
+                // Who passes bytes on there passes on what came before, and tells the program then.
+                StreamEvent::Reset(flow) | StreamEvent::Gone(flow) => inside.notify(flow),
             }
         }
         let pause = inside.trunk.pause(timeout);
@@ -384,28 +378,28 @@ impl Shared {
     fn carry(self: &Arc<Self>, flow: FlowId, stream: TcpStream, own: Option<SocketAddr>) {
         self.made.fetch_add(1, Ordering::Relaxed);
         let _ = stream.set_nodelay(true);
+        // Should this process end amid the bytes, that is not to look like their end.
+        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         let stream = Arc::new(stream);
-        {
-            let mut inside = self.inside.lock();
-            inside.passages.entry(flow).and_modify(|passage| passage.stream = Some(stream.clone()));
-            if inside.trunk.is_lost(flow) {
-                reset(&stream);
-            }
-        }
+        self.inside.lock().passages.entry(flow).and_modify(|passage| passage.stream = Some(stream.clone()));
         let (shared, up) = (self.clone(), stream.clone());
         let (done, wait) = std::sync::mpsc::channel();
         let other = spawn("gate up", move || {
-            if !shared.up(flow, &up) {
+            let ended = shared.up(flow, &up);
+            if !ended {
                 shared.give_up(flow, &up);
             }
-            let _ = done.send(());
+            let _ = done.send(ended);
         });
         match other {
             Ok(()) => {
-                if !self.down(flow, &stream) {
+                let ended = self.down(flow, &stream);
+                if !ended {
                     self.give_up(flow, &stream);
                 }
-                let _ = wait.recv();
+                if wait.recv().is_ok_and(|both| both) && ended {
+                    let _ = SockRef::from(&*stream).set_linger(None);
+                }
             }
             Err(_) => self.give_up(flow, &stream),
         }
@@ -431,7 +425,7 @@ impl Shared {
             };
             while !rest.is_empty() {
                 let mut inside = self.inside.lock();
-                if inside.trunk.is_lost(flow) {
+                if inside.trunk.is_deaf(flow) {
                     return false;
                 }
                 let taken = inside.trunk.write(flow, rest);

@@ -321,9 +321,14 @@ impl Trunk {
         self.streams.is_finished(flow)
     }
 
-    /// Whether the other rack has given a stream up, or this one has closed it.
+    /// Whether this rack has closed a stream, or the other one has given it up and all that came before was read.
     pub fn is_lost(&self, flow: FlowId) -> bool {
         self.streams.is_lost(flow)
+    }
+
+    /// Whether the other rack hears nothing more of a stream.
+    pub fn is_deaf(&self, flow: FlowId) -> bool {
+        self.streams.is_deaf(flow)
     }
 
     /// Lets a stream go. If it was not ended, or not read to its end, the other rack hears that it was given up.
@@ -463,8 +468,6 @@ impl Trunk {
             // For the other end this is another life.
             self.life = std::array::from_fn(|index| seed[index]);
         }
-        let limit = self.streams.control_limit();
-        self.limits = Limits { told: limit, known: limit, ..Limits::default() };
     }
 
     fn give_up(&mut self, index: usize) {
