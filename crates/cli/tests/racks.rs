@@ -7,7 +7,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use remora_testing::{Namespaces, Running, skip};
+use remora_testing::{Namespaces, Running, eventually, skip};
+use rustix::process::{Pid, Signal, kill_process};
 
 const REMORA: &str = env!("CARGO_BIN_EXE_remora");
 const LINKS: usize = 3;
@@ -44,7 +45,7 @@ struct Racks {
     /// Before the namespaces: they end first.
     daemons: Vec<(Running, Said)>,
     namespaces: Namespaces,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 fn program() -> PathBuf {
@@ -63,22 +64,35 @@ impl Racks {
         let secret = dir.path().join("secret");
         std::fs::write(&secret, [7; 32]).expect("a secret");
         std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("its mode");
-        let daemons = (0..2)
-            .map(|side| {
-                let way = |link| format!("{}={}", Namespaces::address(side, link), Namespaces::address(1 - side, link));
-                let ways: Vec<String> = (0..LINKS).map(way).collect();
-                let mut command = namespaces.command(side, REMORA);
-                command.args(["rack", "--to", &ways.join(","), "--secret"]).arg(&secret);
-                let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
-                let said = Said::by(&mut child);
-                (Running(child), said)
-            })
-            .collect();
-        let mut racks = Self { daemons, namespaces, _dir: dir };
-        for (_, said) in &mut racks.daemons {
+        let mut racks = Self { daemons: Vec::new(), namespaces, dir };
+        racks.daemons = (0..2).map(|side| racks.daemon(side)).collect();
+        racks.until_joined();
+        Some(racks)
+    }
+
+    fn daemon(&self, side: usize) -> (Running, Said) {
+        let way = |link| format!("{}={}", Namespaces::address(side, link), Namespaces::address(1 - side, link));
+        let ways: Vec<String> = (0..LINKS).map(way).collect();
+        let mut command = self.namespaces.command(side, REMORA);
+        command.args(["rack", "--to", &ways.join(","), "--secret"]).arg(self.dir.path().join("secret"));
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let said = Said::by(&mut child);
+        (Running(child), said)
+    }
+
+    fn until_joined(&mut self) {
+        for (_, said) in &mut self.daemons {
             said.until(&format!("{LINKS} of {LINKS} NICs"));
         }
-        Some(racks)
+    }
+
+    /// A side's gate, which is its daemon's child.
+    fn gate(&self, side: usize) -> Pid {
+        let daemon = self.daemons[side].0.0.id();
+        eventually("a gate", || {
+            let children = std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).ok()?;
+            Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+        })
     }
 
     /// A program on a side, in its rack.
@@ -101,11 +115,11 @@ fn connections_between_racks_are_what_they_were() {
     let Some(mut racks) = Racks::new() else { return };
     let (_server, mut said) = racks.python(1, &["serve", PORT]);
     said.until("ready");
-    let (server, own) = (Namespaces::address(1, 1), Namespaces::address(0, 1));
-    let (mut client, said) = racks.python(0, &["all", &server, PORT, &own]);
+    let [server, own, other] = [(1, 1), (0, 1), (0, 2)].map(|(side, link)| Namespaces::address(side, link));
+    let (mut client, said) = racks.python(0, &["all", &server, PORT, &own, &other]);
     let lines = said.rest();
     assert!(client.0.wait().expect("its end").success(), "{lines}");
-    assert_eq!(lines.lines().count(), 6, "{lines}");
+    assert_eq!(lines.lines().count(), 11, "{lines}");
 
     // A link is cut amid the bytes, and nobody notices.
     let (mut client, mut said) = racks.python(0, &["push", &server, PORT, "20000000"]);
@@ -117,8 +131,7 @@ fn connections_between_racks_are_what_they_were() {
 
     // The gate says at its end by which NICs bytes went.
     let (daemon, said) = racks.daemons.remove(0);
-    let id = rustix::process::Pid::from_raw(daemon.0.id() as i32).expect("a process");
-    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it ends");
+    kill_process(Pid::from_raw(daemon.0.id() as i32).expect("a process"), Signal::TERM).expect("it ends");
     let lines = said.rest();
     let brought: Vec<&str> = lines.lines().filter(|line| line.contains(" MB")).collect();
     assert_eq!(brought.len(), LINKS, "{lines}");
@@ -132,11 +145,106 @@ fn without_the_other_rack_connections_are_the_kernels() {
     said.until("ready");
     // The other rack's gate is gone: what is connected is lost, and what comes goes by the kernel.
     drop(racks.daemons.remove(1));
-    let (server, own) = (Namespaces::address(1, 0), Namespaces::address(0, 0));
+    let [server, own, other] = [(1, 0), (0, 0), (0, 2)].map(|(side, link)| Namespaces::address(side, link));
     racks.daemons[0].1.until("0 of");
-    let (mut client, said) = racks.python(0, &["all", &server, PORT, &own]);
+    let (mut client, said) = racks.python(0, &["all", &server, PORT, &own, &other]);
     let lines = said.rest();
     assert!(client.0.wait().expect("its end").success(), "{lines}");
+}
+
+/// Whoever passes bytes on and dies amid them has not brought their end.
+#[test]
+fn a_gate_that_dies_resets_its_connections_and_the_next_one_leads_on() {
+    let Some(mut racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["serve", PORT]);
+    said.until("ready");
+    let server = Namespaces::address(1, 0);
+    for side in [0, 1] {
+        let (mut client, mut said) = racks.python(0, &["pull", &server, PORT]);
+        said.until("begun");
+        // The daemon's end is its gate's, and whoever sees to it that there is one starts the next at once.
+        kill_process(racks.gate(side), Signal::KILL).expect("it ends");
+        let mut daemon = racks.daemons.remove(side);
+        daemon.0.0.wait().expect("its end");
+        racks.daemons.insert(side, racks.daemon(side));
+        assert_eq!(said.rest().trim(), "reset", "the gate of side {side}");
+        client.0.wait().expect("its end");
+        racks.until_joined();
+    }
+    let (mut client, said) = racks.python(0, &["short", &server, PORT, "20"]);
+    assert_eq!(said.rest().trim(), "done");
+    assert!(client.0.wait().expect("its end").success());
+}
+
+/// What a server's rack cannot do is no refusal of the server's.
+#[test]
+fn who_has_no_ports_left_refuses_nothing() {
+    let Some(racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["serve", PORT]);
+    said.until("ready");
+    let mut few = racks.namespaces.command(1, "sysctl");
+    assert!(few.args(["-q", "net.ipv4.ip_local_port_range=40000 40007"]).status().expect("sysctl").success());
+    let (mut client, said) = racks.python(0, &["crowd", &Namespaces::address(1, 0), PORT, "30"]);
+    assert_eq!(said.rest().trim(), "done");
+    assert!(client.0.wait().expect("its end").success());
+}
+
+/// A server that takes its connections late has clients that wait, as long as they would anywhere.
+#[test]
+fn who_waits_for_a_busy_server_waits_as_long_as_it_takes() {
+    let Some(racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["wait", PORT, "4", "6"]);
+    said.until("ready");
+    let (mut client, said) = racks.python(0, &["crowd", &Namespaces::address(1, 0), PORT, "6"]);
+    assert_eq!(said.rest().trim(), "done");
+    assert!(client.0.wait().expect("its end").success());
+}
+
+/// What a process has: descriptors, threads, and mappings.
+fn held(process: Pid) -> [usize; 3] {
+    let of = |what: &str| format!("/proc/{}/{what}", process.as_raw_nonzero());
+    let count = |what| std::fs::read_dir(of(what)).expect("a folder").count();
+    let maps = std::fs::read_to_string(of("maps")).expect("its mappings");
+    [count("fd"), count("task"), maps.lines().count()]
+}
+
+#[test]
+fn short_connections_leave_nothing_behind() {
+    let Some(racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["serve", PORT]);
+    said.until("ready");
+    let server = Namespaces::address(1, 0);
+    let run = |count: &str| {
+        let (mut client, said) = racks.python(0, &["short", &server, PORT, count]);
+        assert_eq!(said.rest().trim(), "done");
+        assert!(client.0.wait().expect("its end").success());
+    };
+    run("20");
+    let gates = [racks.gate(0), racks.gate(1)];
+    let before = gates.map(held);
+    run("600");
+    for (gate, before) in gates.into_iter().zip(before) {
+        // NICs know the regions that they met last, some dozens each.
+        eventually("all is let go", || {
+            held(gate).iter().zip(before).all(|(now, before)| *now < before + 300).then_some(())
+        });
+    }
+}
+
+/// All links are cut for a while: what goes by the racks waits.
+#[test]
+fn a_connection_outlives_a_cut_of_all_links() {
+    let Some(racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["serve", PORT]);
+    said.until("ready");
+    let (mut client, mut said) = racks.python(0, &["push", &Namespaces::address(1, 1), PORT, "40000000"]);
+    said.until("half");
+    for change in ["down", "up"] {
+        (0..LINKS).for_each(|link| racks.namespaces.ip(1, &format!("link set v{link} {change}")).expect(change));
+        std::thread::sleep(std::time::Duration::from_secs(3));
+    }
+    said.until("whole");
+    assert!(client.0.wait().expect("its end").success());
 }
 
 #[test]

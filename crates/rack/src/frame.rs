@@ -61,12 +61,12 @@ pub enum Reply {
 /// What a process says to the gate. One question for each connection to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// It is about to connect, from this port of its own.
+    /// It is about to connect.
     Reach {
         /// To whom.
         to: SocketAddr,
-        /// The port that its socket is bound to.
-        port: u16,
+        /// What its socket is bound to: a port at least.
+        own: SocketAddr,
     },
     /// A connection came from the gate.
     Whence {
@@ -231,10 +231,10 @@ impl Question {
     /// The message's bytes.
     pub fn emit(&self) -> Bytes {
         match *self {
-            Self::Reach { to, port } => {
+            Self::Reach { to, own } => {
                 let mut bytes = Bytes::new(REACH);
                 bytes.push_address(to);
-                bytes.push(&port.to_le_bytes());
+                bytes.push_address(own);
                 bytes
             }
             Self::Whence { peer } => {
@@ -253,7 +253,7 @@ impl Question {
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(bytes);
         let question = match reader.word()? {
-            REACH => Self::Reach { to: reader.address()?, port: u16::from_le_bytes(reader.take()?) },
+            REACH => Self::Reach { to: reader.address()?, own: reader.address()? },
             WHENCE => Self::Whence { peer: reader.address()? },
             _ => return Err(Malformed),
         };
@@ -373,9 +373,9 @@ mod tests {
         }
 
         #[test]
-        fn a_gate_hears_and_is_heard((key, _) in key(), port: u16) {
+        fn a_gate_hears_and_is_heard((key, _) in key()) {
             let [one, other] = key.addresses();
-            for question in [Question::Reach { to: one, port }, Question::Whence { peer: one }] {
+            for question in [Question::Reach { to: one, own: other }, Question::Whence { peer: one }] {
                 prop_assert_eq!(Question::parse(question.emit().as_slice()), Ok(question));
             }
             let refused = Refusal::ALL.map(GateAnswer::Refused);

@@ -223,8 +223,10 @@ impl Shared {
         let connecting = spawn("gate in", move || {
             let stream = shared.connect(flow, to, from);
             let answer = stream.as_ref().map(|_| ()).map_err(|e| match e.kind() {
+                io::ErrorKind::ConnectionRefused => Refusal::Refused,
                 io::ErrorKind::TimedOut => Refusal::TimedOut,
-                _ => Refusal::Refused,
+                // What this rack lacks says nothing of the server.
+                _ => Refusal::TooMany,
             });
             shared.inside.lock().trunk.answer(flow, answer);
             shared.waker.wake();
@@ -299,8 +301,8 @@ impl Shared {
         let say = |answer: GateAnswer| {
             net::send(asker, answer.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
         };
-        let (to, port) = match Question::parse(&bytes[..len.min(bytes.len())]).ok()? {
-            Question::Reach { to, port } => (to, port),
+        let (to, bound) = match Question::parse(&bytes[..len.min(bytes.len())]).ok()? {
+            Question::Reach { to, own } => (to, own),
             Question::Whence { peer } => {
                 let from = self.inside.lock().origins.get(&peer).copied();
                 say(from.map_or(GateAnswer::No, |from| GateAnswer::Origin { from }));
@@ -311,17 +313,16 @@ impl Shared {
             say(GateAnswer::No);
             return None;
         };
-        let own = SocketAddr::new(*own, port);
-        let made = self.reach(to, own).and_then(|flow| {
-            let loopback = match to {
-                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            };
-            let listener = TcpListener::bind((loopback, 0)).map_err(|_| Refusal::NoWay);
-            let at = listener.and_then(|at| at.local_addr().map(|address| (at, address)).map_err(|_| Refusal::NoWay));
-            at.map(|(listener, at)| (flow, listener, at)).inspect_err(|_| self.forget(flow))
-        });
-        let (flow, listener, at) = match made {
+        let loopback = match to {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        let bound_to = |any| SocketAddr::new(if bound.ip().is_unspecified() { any } else { bound.ip() }, bound.port());
+        let (own, comes) = (bound_to(*own), bound_to(loopback));
+        // First, so that nobody is asked in vain.
+        let listener = TcpListener::bind((loopback, 0)).and_then(|at| Ok((at.local_addr()?, at)));
+        let made = listener.map_err(|_| Refusal::NoWay).and_then(|at| Ok((self.reach(to, own)?, at)));
+        let (flow, (at, listener)) = match made {
             Ok(made) => made,
             Err(why) => {
                 say(if why == Refusal::NoWay { GateAnswer::No } else { GateAnswer::Refused(why) });
@@ -329,7 +330,7 @@ impl Shared {
             }
         };
         // Who has not waited for it has gone by the kernel meanwhile.
-        let stream = if say(GateAnswer::Way { at, own }) { accept(&listener, port) } else { None };
+        let stream = if say(GateAnswer::Way { at, own }) { accept(&listener, comes) } else { None };
         if stream.is_none() {
             self.forget(flow);
         }
@@ -497,13 +498,13 @@ fn reset(stream: &TcpStream) {
     }
 }
 
-/// Takes the connection that comes from this port.
-fn accept(listener: &TcpListener, port: u16) -> Option<TcpStream> {
+/// Takes the connection that comes from this address.
+fn accept(listener: &TcpListener, from: SocketAddr) -> Option<TcpStream> {
     let end = Instant::now() + MAKING;
     listener.set_nonblocking(true).ok()?;
     loop {
         match listener.accept() {
-            Ok((stream, peer)) if peer.port() == port => {
+            Ok((stream, peer)) if peer == from => {
                 stream.set_nonblocking(false).ok()?;
                 return Some(stream);
             }
@@ -521,6 +522,23 @@ fn accept(listener: &TcpListener, port: u16) -> Option<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Others on this host can bind the same port of another address.
+    #[test]
+    fn nobody_takes_the_place_of_who_asked() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let from = |last, port| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, last], port)).into()).unwrap();
+            socket
+        };
+        let asker = from(3, 0);
+        let own = asker.local_addr().unwrap().as_socket().unwrap();
+        let other = from(4, own.port());
+        let at = listener.local_addr().unwrap().into();
+        [&other, &asker].into_iter().for_each(|socket| socket.connect(&at).unwrap());
+        assert_eq!(accept(&listener, own).unwrap().peer_addr().unwrap(), own);
+    }
 
     #[test]
     fn a_reset_is_no_end_and_wakes_who_waits() {

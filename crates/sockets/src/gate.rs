@@ -78,40 +78,41 @@ pub enum Reach {
 /// A socket is to be connected to `to`.
 pub fn reach(socket: &Socket, fd: c_int, to: SocketAddr) -> Reach {
     let to = plain(to);
+    // Of a connection that it had before.
+    if socket.names.lock().is_some() && sys::is_over(fd) {
+        *socket.names.lock() = None;
+    }
     let far = !sys::is_sealed() && !to.ip().is_loopback() && !to.ip().is_unspecified() && to.port() != 0;
     if !far || socket.names.lock().is_some() || sys::now() < NOT_BEFORE.load(Ordering::Relaxed) {
         return Reach::Kernel;
     }
-    let Some(port) = bound_port(fd) else { return Reach::Kernel };
+    let Some(own) = bound(fd) else { return Reach::Kernel };
     // SAFETY: the descriptor is the program's, and open while its call lasts.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let waits = rustix::fs::fcntl_getfl(borrowed).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
-    match ask(&Question::Reach { to, port }, if waits { PATIENCE } else { SHORT }) {
+    match ask(&Question::Reach { to, own }, if waits { PATIENCE } else { SHORT }) {
         Some(GateAnswer::Way { at, own }) => {
             *socket.names.lock() = Some(Names { own: Some(own), peer: to });
             Reach::Gate(at)
         }
         Some(GateAnswer::Refused(Refusal::Refused)) => Reach::Failed(libc::ECONNREFUSED),
-        Some(GateAnswer::Refused(Refusal::TimedOut)) => Reach::Failed(libc::ETIMEDOUT),
         _ => Reach::Kernel,
     }
 }
 
-/// The port that a socket has, after it has got one. None if it is connected already, or cannot have one.
-fn bound_port(fd: c_int) -> Option<u16> {
+/// What a socket is bound to, after it has got a port. None if it is connected already, or cannot have one.
+fn bound(fd: c_int) -> Option<SocketAddr> {
     // SAFETY: the descriptor is the program's, and open while its call lasts.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let own = || SocketAddr::try_from(net::getsockname(socket).ok()?).ok();
     let at = own()?;
     if at.port() != 0 {
-        return net::getpeername(socket).is_err().then_some(at.port());
+        return net::getpeername(socket).is_err().then_some(plain(at));
     }
-    let any = match at.ip() {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
-    net::bind(socket, &SocketAddr::new(any, 0)).ok()?;
-    own().map(|at| at.port())
+    // Else the kernel may put it off until the socket connects.
+    sys::set_int(fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 0);
+    net::bind(socket, &at).ok()?;
+    own().map(plain).filter(|at| at.port() != 0)
 }
 
 /// A connection was accepted: if it is the gate's, who is behind it?

@@ -1,18 +1,25 @@
 """A server in one rack, and its clients in another: every byte is what it was, and names, ends and errors are as TCP has them.
 
 racks.py serve PORT
-racks.py all SERVER PORT OWN     a line for each test
+racks.py all SERVER PORT OWN OTHER   a line for each test; OTHER is another address of this host
+racks.py pull SERVER PORT        "begun" when bytes come, and how that ends
+racks.py short SERVER PORT COUNT   so many connections, one after the other
+racks.py wait PORT SECONDS COUNT   listens, and takes so many connections after that time
+racks.py crowd SERVER PORT COUNT   so many connections at once, which stay a moment
 racks.py push SERVER PORT BYTES  "half" in the middle, "whole" when the server has compared every byte
 """
 
+import ctypes
 import errno
 import hashlib
+import os
 import random
 import select
 import socket
 import struct
 import sys
 import threading
+import time
 
 
 def data(seed, length):
@@ -38,6 +45,14 @@ def answer(conn, peer):
     elif what == b"R":  # a reset amid the bytes
         conn.recv(1000)
         conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif what == b"A":  # an answer, and an end before all was read, which is a reset
+        conn.sendall(data(8, 20_000))
+    elif what == b"S":  # bytes without an end
+        try:
+            while True:
+                conn.sendall(bytes(50_000))
+        except OSError:
+            pass
     conn.close()
 
 
@@ -151,12 +166,77 @@ def without_blocking(server, port):
     assert bytes(got) == sent
 
 
-def every(server, port, own):
+def answered(server, port):
+    """What was sent before a reset comes before it."""
+    for _ in range(30):
+        conn = connect(server, port, b"A" + bytes(1000))
+        got = bytearray()
+        try:
+            while part := conn.recv(7000):
+                got += part
+        except ConnectionResetError:
+            pass
+        assert bytes(got) == data(8, 20_000), len(got)
+
+
+def bound(server, port, other):
+    """Who binds an address of its own has that one."""
+    for late in (False, True):  # whether the port is chosen when it connects (IP_BIND_ADDRESS_NO_PORT)
+        conn = socket.socket()
+        conn.setsockopt(socket.IPPROTO_IP, 24, int(late))
+        conn.bind((other, 0))
+        conn.connect((server, port))
+        conn.sendall(b"N")
+        ours = conn.getsockname()
+        assert ours[0] == other, ours
+        assert recv_all(conn).decode() == repr((ours, ours, conn.getpeername()))
+
+
+def unread(server, port):
+    """Who reads nothing holds up nobody else."""
+    conn = connect(server, port, b"E")
+    conn.setblocking(False)
+    sent = 0
+    while select.select([], [conn], [], 0.5)[1]:
+        sent += conn.send(bytes(100_000))
+    echo(server, port, 3)
+    conn.setblocking(True)
+    while sent > 0:
+        sent -= len(conn.recv(100_000))
+
+
+def again(server, port):
+    """A socket that is connected anew has another peer."""
+    conn = connect(server, port, b"E")
+    ctypes.CDLL(None, use_errno=True).connect(conn.fileno(), bytes(16), 16)  # AF_UNSPEC
+    near = socket.create_server(("127.0.0.1", 0))
+    conn.connect(near.getsockname())
+    assert conn.getpeername() == near.getsockname(), conn.getpeername()
+    assert conn.getsockname() == near.accept()[1]
+
+
+def handed(server, port):
+    """A connection that becomes standard input is the same one."""
+    conn = connect(server, port, b"E")
+    for _ in range(50):
+        conn.sendall(b"x")
+        assert conn.recv(1) == b"x"
+    was = conn.getsockname(), conn.getpeername()
+    os.dup2(conn.fileno(), 0)
+    conn.close()
+    conn = socket.socket(fileno=os.dup(0))
+    os.close(0)
+    assert (conn.getsockname(), conn.getpeername()) == was, (conn.getsockname(), conn.getpeername(), was)
+
+
+def every(server, port, own, other):
     names(server, port, own)
     print("names")
-    for test in (many, half_closed, refused, reset, without_blocking):
+    for test in (many, half_closed, refused, reset, without_blocking, answered, unread, again, handed):
         test(server, port)
         print(test.__name__, flush=True)
+    bound(server, port, other)
+    print("bound")
 
 
 def push(server, port, length):
@@ -173,9 +253,58 @@ def push(server, port, length):
     print("whole", flush=True)
 
 
-if sys.argv[1] == "serve":
-    serve(int(sys.argv[2]))
-elif sys.argv[1] == "all":
-    every(sys.argv[2], int(sys.argv[3]), sys.argv[4])
-else:
-    push(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+def pull(server, port):
+    conn = connect(server, port, b"S")
+    conn.recv(1)
+    print("begun", flush=True)
+    try:
+        while conn.recv(1 << 20):
+            pass
+        print("end", flush=True)
+    except ConnectionResetError:
+        print("reset", flush=True)
+
+
+def short(server, port, count):
+    for index in range(count):
+        conn = connect(server, port, b"E")
+        conn.sendall(b"%d" % index)
+        conn.shutdown(socket.SHUT_WR)
+        assert recv_all(conn) == b"%d" % index
+        conn.close()
+    print("done", flush=True)
+
+
+def wait(port, seconds, count):
+    listener = socket.create_server(("", port), backlog=1)
+    print("ready", flush=True)
+    time.sleep(seconds)
+    conns = [listener.accept() for _ in range(count)]
+    print("taken", flush=True)
+    for conn, _ in conns:
+        conn.recv(1)
+
+
+def crowd(server, port, count):
+    """What is made at once, and as patient as connections are."""
+    errors = []
+
+    def one():
+        try:
+            conn = socket.socket()
+            conn.connect((server, port))
+            conn.sendall(b"E")
+            time.sleep(1)
+        except OSError as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not errors, errors
+    print("done", flush=True)
+
+
+what, *words = sys.argv[1:]
+words = [int(word) if word.isdigit() else word for word in words]
+{"serve": serve, "all": every, "push": push, "pull": pull, "short": short, "wait": wait, "crowd": crowd}[what](*words)
