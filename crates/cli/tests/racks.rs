@@ -189,13 +189,17 @@ fn who_has_no_ports_left_refuses_nothing() {
     assert!(client.0.wait().expect("its end").success());
 }
 
-/// A server that takes its connections late has clients that wait, as long as they would anywhere.
+/// A server that takes its connections late has clients that wait, as long as they would anywhere, or said.
 #[test]
 fn who_waits_for_a_busy_server_waits_as_long_as_it_takes() {
     let Some(racks) = Racks::new() else { return };
     let (_server, mut said) = racks.python(1, &["wait", PORT, "4"]);
     said.until("ready");
-    let (mut client, said) = racks.python(0, &["crowd", &Namespaces::address(1, 0), PORT, "6"]);
+    let server = Namespaces::address(1, 0);
+    let (mut client, said) = racks.python(0, &["crowd", &server, PORT, "6"]);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let (mut hasty, _) = racks.python(0, &["hasty", &server, PORT]);
+    assert!(hasty.0.wait().expect("its end").success());
     assert_eq!(said.rest().trim(), "done");
     assert!(client.0.wait().expect("its end").success());
 }

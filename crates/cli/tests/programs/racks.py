@@ -5,6 +5,7 @@ racks.py all SERVER PORT OWN OTHER   a line for each test; OTHER is another addr
 racks.py pull SERVER PORT        "begun" when bytes come, and how that ends
 racks.py short SERVER PORT COUNT   so many connections, one after the other
 racks.py wait PORT SECONDS       listens, and takes connections after that time
+racks.py hasty SERVER PORT       waits for a connection no longer than it said
 racks.py names SERVER PORT OWN   who is told what the ends are called
 racks.py crowd SERVER PORT COUNT   so many connections at once, which stay a moment
 racks.py push SERVER PORT BYTES  "half" in the middle, "whole" when the server has compared every byte
@@ -297,6 +298,16 @@ def wait(port, seconds):
         conns.append(listener.accept())
 
 
+def hasty(server, port):
+    conn, start = socket.socket(), time.monotonic()
+    conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 500_000))
+    try:
+        conn.connect((server, port))
+    except BlockingIOError:
+        pass
+    assert time.monotonic() - start < 1.5, time.monotonic() - start
+
+
 def crowd(server, port, count):
     """What is made at once, and as patient as connections are."""
     errors = []
@@ -320,4 +331,4 @@ def crowd(server, port, count):
 what, *words = sys.argv[1:]
 words = [int(word) if word.isdigit() else word for word in words]
 {"serve": serve, "all": every, "push": push, "pull": pull, "short": short, "wait": wait, "crowd": crowd,
- "names": names}[what](*words)
+ "names": names, "hasty": hasty}[what](*words)
