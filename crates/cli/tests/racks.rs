@@ -119,7 +119,7 @@ fn connections_between_racks_are_what_they_were() {
     let (mut client, said) = racks.python(0, &["all", &server, PORT, &own, &other]);
     let lines = said.rest();
     assert!(client.0.wait().expect("its end").success(), "{lines}");
-    assert_eq!(lines.lines().count(), 11, "{lines}");
+    assert_eq!(lines.lines().count(), 12, "{lines}");
 
     // A link is cut amid the bytes, and nobody notices.
     let (mut client, mut said) = racks.python(0, &["push", &server, PORT, "20000000"]);
@@ -189,15 +189,38 @@ fn who_has_no_ports_left_refuses_nothing() {
     assert!(client.0.wait().expect("its end").success());
 }
 
-/// A server that takes its connections late has clients that wait, as long as they would anywhere.
+/// A server that takes its connections late has clients that wait, as long as they would anywhere, or said.
 #[test]
 fn who_waits_for_a_busy_server_waits_as_long_as_it_takes() {
     let Some(racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["wait", PORT, "4", "6"]);
+    let (_server, mut said) = racks.python(1, &["wait", PORT, "4"]);
     said.until("ready");
-    let (mut client, said) = racks.python(0, &["crowd", &Namespaces::address(1, 0), PORT, "6"]);
+    let server = Namespaces::address(1, 0);
+    let (mut client, said) = racks.python(0, &["crowd", &server, PORT, "6"]);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let (mut hasty, _) = racks.python(0, &["hasty", &server, PORT]);
+    assert!(hasty.0.wait().expect("its end").success());
     assert_eq!(said.rest().trim(), "done");
     assert!(client.0.wait().expect("its end").success());
+}
+
+/// Who waits for another rack's server keeps nobody from hearing who it is that comes.
+#[test]
+fn names_are_told_while_many_wait() {
+    let Some(racks) = Racks::new() else { return };
+    let (_server, mut said) = racks.python(1, &["serve", PORT]);
+    said.until("ready");
+    let (_busy, mut said) = racks.python(0, &["wait", PORT, "3"]);
+    said.until("ready");
+    let (mut crowd, waiting) = racks.python(1, &["crowd", &Namespaces::address(0, 0), PORT, "80"]);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    for _ in 0..5 {
+        let words = ["names", &Namespaces::address(1, 1), PORT, &Namespaces::address(0, 1)];
+        let (mut client, said) = racks.python(0, &words);
+        assert!(client.0.wait().expect("its end").success(), "{}", said.rest());
+    }
+    assert_eq!(waiting.rest().trim(), "done");
+    assert!(crowd.0.wait().expect("its end").success());
 }
 
 /// What a process has: descriptors, threads, and mappings.

@@ -28,7 +28,7 @@ use crate::trunk::{Trunk, TrunkConfig, TrunkSleeper};
 
 /// How long a connection may take to be made, in the other rack and from the own program.
 const MAKING: Duration = Duration::from_secs(5);
-/// Processes that ask at a time.
+/// Connections that programs ask for at a time.
 const ASKERS: usize = 64;
 /// Bytes that are read or written at once.
 const PIECE: usize = 128 << 10;
@@ -84,10 +84,14 @@ struct Passage {
     told: Arc<Condvar>,
     /// Who waits for room for the program's bytes.
     room: Arc<Condvar>,
+    /// Who waits for the end of both directions.
+    over: Arc<Condvar>,
     /// The program's connection, once there is one.
     stream: Option<Arc<TcpStream>>,
     /// The thread that writes to it waits for bytes: others may write.
     idle: bool,
+    /// All was written to it, and nobody waits.
+    ended: bool,
 }
 
 impl Gate {
@@ -145,8 +149,15 @@ impl Gate {
                     inside.notify(flow);
                 }
                 StreamEvent::Changed(flow) => inside.changed(flow),
-                // Who passes bytes on there passes on what came before, and tells the program then.
-                StreamEvent::Reset(flow) | StreamEvent::Gone(flow) => inside.notify(flow),
+                StreamEvent::Reset(flow) => {
+                    inside.notify(flow);
+                    // Who passes bytes on there passes on what came before, and tells the program then.
+                    let ended = inside.passages.get(&flow).filter(|passage| passage.ended);
+                    if let Some(stream) = ended.and_then(|passage| passage.stream.as_ref()) {
+                        reset(stream);
+                    }
+                }
+                StreamEvent::Gone(flow) => inside.notify(flow),
             }
         }
         let pause = inside.trunk.pause(timeout);
@@ -172,15 +183,16 @@ fn spawn(name: &str, what: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 impl Inside {
     fn notify(&self, flow: FlowId) {
-        if let Some(Passage { told, room, .. }) = self.passages.get(&flow) {
+        if let Some(Passage { told, room, over, .. }) = self.passages.get(&flow) {
             told.notify_all();
             room.notify_all();
+            over.notify_all();
         }
     }
 
     /// A stream has bytes, room, or an end. Few bytes go to the program at once, if it takes them.
     fn changed(&mut self, flow: FlowId) {
-        let Some(Passage { told, room, stream, idle }) = self.passages.get(&flow) else { return };
+        let Some(Passage { told, room, stream, idle, .. }) = self.passages.get(&flow) else { return };
         room.notify_all();
         if let Some(stream) = stream.as_ref().filter(|_| *idle) {
             let mut failed = false;
@@ -272,22 +284,16 @@ impl Shared {
         loop {
             match net::accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(asker) => {
-                    let ours = sockopt::socket_peercred(&asker).is_ok_and(|peer| peer.uid == user);
-                    if !ours || self.askers.fetch_add(1, Ordering::Relaxed) >= ASKERS {
-                        self.askers.fetch_sub(usize::from(ours), Ordering::Relaxed);
-                        continue;
-                    }
-                    let shared = self.clone();
-                    let hearing = spawn("gate out", move || {
-                        let made = shared.hear(&asker);
-                        drop(asker);
-                        shared.askers.fetch_sub(1, Ordering::Relaxed);
-                        if let Some((flow, stream)) = made {
-                            shared.carry(flow, stream, None);
-                        }
-                    });
-                    if hearing.is_err() {
-                        self.askers.fetch_sub(1, Ordering::Relaxed);
+                    if sockopt::socket_peercred(&asker).is_ok_and(|peer| peer.uid == user) {
+                        let shared = self.clone();
+                        // Who gets no answer goes by the kernel.
+                        let _ = spawn("gate out", move || {
+                            let made = shared.hear(&asker);
+                            drop(asker);
+                            if let Some((flow, stream)) = made {
+                                shared.carry(flow, stream, None);
+                            }
+                        });
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -317,12 +323,27 @@ impl Shared {
             say(GateAnswer::No);
             return None;
         };
+        // Others are told meanwhile who it is that comes.
+        let few = self.askers.fetch_add(1, Ordering::Relaxed) < ASKERS;
+        let made = if few { self.lead(to, *own, bound, say) } else { None };
+        self.askers.fetch_sub(1, Ordering::Relaxed);
+        made
+    }
+
+    /// Leads a program that is bound to an address to the other rack, by `own` if it is bound to any. Returns its connection.
+    fn lead(
+        &self,
+        to: SocketAddr,
+        own: IpAddr,
+        bound: SocketAddr,
+        say: impl Fn(GateAnswer) -> bool,
+    ) -> Option<(FlowId, TcpStream)> {
         let loopback = match to {
             SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
             SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         };
         let bound_to = |any| SocketAddr::new(if bound.ip().is_unspecified() { any } else { bound.ip() }, bound.port());
-        let (own, comes) = (bound_to(*own), bound_to(loopback));
+        let (own, comes) = (bound_to(own), bound_to(loopback));
         // First, so that nobody is asked in vain.
         let listener = TcpListener::bind((loopback, 0)).and_then(|at| Ok((at.local_addr()?, at)));
         let made = listener.map_err(|_| Refusal::NoWay).and_then(|at| Ok((self.reach(to, own)?, at)));
@@ -422,7 +443,7 @@ impl Shared {
                 Ok(0) => {
                     self.inside.lock().trunk.end(flow);
                     self.waker.wake();
-                    return true;
+                    return self.stays_whole(flow, stream);
                 }
                 Ok(len) => &bytes[..len],
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -450,6 +471,21 @@ impl Shared {
         }
     }
 
+    /// Waits until all was written to the program, too, or the stream is given up. False if its connection is reset before: after its end
+    /// nobody reads there, who would hear of it.
+    fn stays_whole(&self, flow: FlowId, stream: &TcpStream) -> bool {
+        let mut inside = self.inside.lock();
+        loop {
+            if inside.trunk.is_lost(flow) || inside.passages.get(&flow).is_none_or(|passage| passage.ended) {
+                return true;
+            }
+            if matches!(stream.take_error(), Ok(Some(_))) {
+                return false;
+            }
+            Inside::wait(&mut inside, flow, |passage| &passage.over, None);
+        }
+    }
+
     /// From the other rack to the program. False if either of them has given up.
     fn down(&self, flow: FlowId, mut stream: &TcpStream) -> bool {
         let mut bytes = vec![0; PIECE];
@@ -461,6 +497,8 @@ impl Shared {
                     return false;
                 }
                 if inside.trunk.is_finished(flow) {
+                    inside.passages.entry(flow).and_modify(|passage| passage.ended = true);
+                    inside.notify(flow);
                     drop(inside);
                     // A program that has closed its end already is told nothing.
                     let _ = stream.shutdown(Shutdown::Write);

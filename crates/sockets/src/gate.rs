@@ -20,7 +20,7 @@ use crate::{signals, sys};
 
 /// How long the gate may take to answer, nanoseconds: longer than it gives the other rack.
 const PATIENCE: u64 = 8_000_000_000;
-/// The same where the program does not wait: after that the kernel has its turn.
+/// The same where the program does not wait, or not for long: after that the kernel has its turn.
 const SHORT: u64 = 250_000_000;
 /// So long after there was no gate nobody asks again, nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
@@ -89,7 +89,9 @@ pub fn reach(socket: &Socket, fd: c_int, to: SocketAddr) -> Reach {
     let Some(own) = bound(fd) else { return Reach::Kernel };
     // SAFETY: the descriptor is the program's, and open while its call lasts.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let waits = rustix::fs::fcntl_getfl(borrowed).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
+    let blocks = rustix::fs::fcntl_getfl(borrowed).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
+    // Who has a limit to it (`SO_SNDTIMEO`) is to have it from the kernel, too.
+    let waits = blocks && socket.tx_timeout.load(Ordering::Relaxed) == 0;
     match ask(&Question::Reach { to, own }, if waits { PATIENCE } else { SHORT }) {
         Some(GateAnswer::Way { at, own }) => {
             *socket.names.lock() = Some(Names { own: Some(own), peer: to });

@@ -4,7 +4,9 @@ racks.py serve PORT
 racks.py all SERVER PORT OWN OTHER   a line for each test; OTHER is another address of this host
 racks.py pull SERVER PORT        "begun" when bytes come, and how that ends
 racks.py short SERVER PORT COUNT   so many connections, one after the other
-racks.py wait PORT SECONDS COUNT   listens, and takes so many connections after that time
+racks.py wait PORT SECONDS       listens, and takes connections after that time
+racks.py hasty SERVER PORT       waits for a connection no longer than it said
+racks.py names SERVER PORT OWN   who is told what the ends are called
 racks.py crowd SERVER PORT COUNT   so many connections at once, which stay a moment
 racks.py push SERVER PORT BYTES  "half" in the middle, "whole" when the server has compared every byte
 """
@@ -44,6 +46,10 @@ def answer(conn, peer):
         conn.sendall(hashlib.sha256(recv_all(conn)).hexdigest().encode())
     elif what == b"R":  # a reset amid the bytes
         conn.recv(1000)
+        conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif what == b"Z":  # an end, and a reset after that
+        conn.shutdown(socket.SHUT_WR)
+        time.sleep(0.2)
         conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     elif what == b"A":  # an answer, and an end before all was read, which is a reset
         conn.sendall(data(8, 20_000))
@@ -142,6 +148,14 @@ def reset(server, port):
         return
 
 
+def reset_after_end(server, port):
+    conn = connect(server, port, b"Z")
+    assert conn.recv(1) == b""
+    poll = select.poll()
+    poll.register(conn, 0)
+    assert poll.poll(5_000), "nobody tells of the reset"
+
+
 def without_blocking(server, port):
     conn = socket.socket(socket.AF_INET6)
     conn.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -232,7 +246,7 @@ def handed(server, port):
 def every(server, port, own, other):
     names(server, port, own)
     print("names")
-    for test in (many, half_closed, refused, reset, without_blocking, answered, unread, again, handed):
+    for test in (many, half_closed, refused, reset, reset_after_end, without_blocking, answered, unread, again, handed):
         test(server, port)
         print(test.__name__, flush=True)
     bound(server, port, other)
@@ -275,14 +289,23 @@ def short(server, port, count):
     print("done", flush=True)
 
 
-def wait(port, seconds, count):
+def wait(port, seconds):
     listener = socket.create_server(("", port), backlog=1)
     print("ready", flush=True)
     time.sleep(seconds)
-    conns = [listener.accept() for _ in range(count)]
-    print("taken", flush=True)
-    for conn, _ in conns:
-        conn.recv(1)
+    conns = []
+    while True:
+        conns.append(listener.accept())
+
+
+def hasty(server, port):
+    conn, start = socket.socket(), time.monotonic()
+    conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 500_000))
+    try:
+        conn.connect((server, port))
+    except BlockingIOError:
+        pass
+    assert time.monotonic() - start < 1.5, time.monotonic() - start
 
 
 def crowd(server, port, count):
@@ -307,4 +330,5 @@ def crowd(server, port, count):
 
 what, *words = sys.argv[1:]
 words = [int(word) if word.isdigit() else word for word in words]
-{"serve": serve, "all": every, "push": push, "pull": pull, "short": short, "wait": wait, "crowd": crowd}[what](*words)
+{"serve": serve, "all": every, "push": push, "pull": pull, "short": short, "wait": wait, "crowd": crowd,
+ "names": names, "hasty": hasty}[what](*words)

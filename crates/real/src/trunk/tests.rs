@@ -1,7 +1,13 @@
-use super::*;
+use std::net::SocketAddr;
 
-use remora_rack::Record;
+use remora_nic::cm::CmEvent;
+use remora_nic::{ConnectAttr, Data, Event, QpInit, QpType, SendOp, SendWr, WcStatus};
+use remora_rack::{Record, StreamEvent};
 use remora_testing::own_address;
+
+use super::memory::header;
+use super::messages::SEGMENT;
+use super::*;
 
 /// Far longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(30);
