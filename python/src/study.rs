@@ -203,7 +203,7 @@ pub fn r#where(
             if let Some(missing) = remora_study::where_::missing(&platform, &loaded, goal) {
                 return Err(error::invalid(missing));
             }
-            let answer = decide_until(&platform, &loaded, &options, &|| signals.stop());
+            let answer = decide_until(&platform, &loaded, &options, &|_| signals.stop());
             if let Some(signal) = signals.0.take() {
                 return Err(signal);
             }
