@@ -217,13 +217,6 @@ pub fn run(args: &Where) -> Result<(), Failure> {
     }
     let begun = Instant::now();
     for (n, platform) in platforms.iter().enumerate() {
-        if display.stopped() {
-            break;
-        }
-        if let Some(missing) = where_::missing(platform, &operation, options.goal) {
-            return Err(Failure::Usage(missing));
-        }
-        let start = Instant::now();
         let watch = |part: f64| {
             // What is over sooner needs no bar.
             if begun.elapsed() > SOON {
@@ -231,6 +224,13 @@ pub fn run(args: &Where) -> Result<(), Failure> {
             }
             display.stopped()
         };
+        if watch(0.0) {
+            break;
+        }
+        if let Some(missing) = where_::missing(platform, &operation, options.goal) {
+            return Err(Failure::Usage(missing));
+        }
+        let start = Instant::now();
         let Some(answer) = decide_until(platform, &operation, &options, &watch) else {
             return Err(Failure::Usage(format!("{} has no placement", platform.name)));
         };
