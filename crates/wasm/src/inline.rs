@@ -8,7 +8,7 @@ use remora_kernel::{Call, Fault, Immediate, Memory, Status};
 use wasmtime::Caller;
 
 use crate::abi::{self, IMPORT_MODULE};
-use crate::instance::{Place, Running, State, enter, log, params, reply};
+use crate::instance::{self, Place, Running, State, enter};
 use crate::limits::{Isolation, MAKE_FUEL, ModuleError, ModuleLimits};
 use crate::module::Engine;
 use crate::pool::Pool;
@@ -40,21 +40,11 @@ impl Inline {
         isolation: Isolation,
     ) -> Result<Self, ModuleError> {
         let pool = Pool::new(engine, module, limits, isolation, None, |linker| {
-            type Asks<'a> = Caller<'a, State<Remote>>;
             linker.func_wrap(IMPORT_MODULE, "read", read)?;
             linker.func_wrap(IMPORT_MODULE, "write", write)?;
             linker.func_wrap(IMPORT_MODULE, "compare_swap", compare_swap)?;
             linker.func_wrap(IMPORT_MODULE, "fetch_add", fetch_add)?;
-            linker.func_wrap(IMPORT_MODULE, "params", |mut caller: Asks<'_>, at: i32, ptr: i32, len: i32| {
-                params(&mut caller, at, ptr, len)
-            })?;
-            linker.func_wrap(IMPORT_MODULE, "reply", |mut caller: Asks<'_>, ptr: i32, len: i32| {
-                reply(&mut caller, ptr, len)
-            })?;
-            linker.func_wrap(IMPORT_MODULE, "log", |mut caller: Asks<'_>, ptr: i32, len: i32| {
-                log(&mut caller, ptr, len)
-            })?;
-            Ok(())
+            instance::define(linker)
         });
         pool.map(Inline)
     }
@@ -78,7 +68,7 @@ impl Inline {
         let remote: *const (dyn Immediate + 'static) = unsafe { std::mem::transmute(std::ptr::from_ref(remote)) };
         instance.store.data_mut().place = Remote(Some(remote));
         let lent = Lent(&mut instance);
-        let len = lent.0.len();
+        let len = lent.0.params_len();
         let result = lent.0.run.call(&mut lent.0.store, len);
         drop(lent);
         memory.spend(instance.used(fuel));

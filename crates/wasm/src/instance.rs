@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use remora_kernel::{Call, Status};
-use wasmtime::{Caller, Instance, Memory, ResourceLimiter, Store, Trap, TypedFunc};
+use wasmtime::{Caller, Instance, Linker, Memory, ResourceLimiter, Store, Trap, TypedFunc};
 
-use crate::abi::{CHUNK, PARAMS_LEN, REPLY_TOO_LONG};
+use crate::abi::{CHUNK, IMPORT_MODULE, PARAMS_LEN, REPLY_TOO_LONG};
 use crate::limits::{ModuleError, ModuleLimits};
 use crate::module::Engine;
 
@@ -131,7 +131,7 @@ impl<P: Default + Send> Running<P> {
 
     /// What `run` is told: how long the parameters are.
     #[inline]
-    pub fn len(&self) -> i32 {
+    pub fn params_len(&self) -> i32 {
         self.store.data().params.len() as i32
     }
 
@@ -206,12 +206,6 @@ pub(crate) fn log<P: Place>(caller: &mut Caller<'_, State<P>>, ptr: i32, len: i3
     Ok(0)
 }
 
-/// The import `reply`.
-pub(crate) fn reply<P>(caller: &mut Caller<'_, State<P>>, ptr: i32, len: i32) -> wasmtime::Result<i32> {
-    let (bytes, state) = enter(caller, ptr, len)?;
-    Ok(if state.append(bytes) { 0 } else { REPLY_TOO_LONG })
-}
-
 /// The import `params`.
 pub(crate) fn params<P>(caller: &mut Caller<'_, State<P>>, at: i32, ptr: i32, len: i32) -> wasmtime::Result<i32> {
     let (bytes, state) = enter(caller, ptr, (len as u32).min(CHUNK) as i32)?;
@@ -219,4 +213,18 @@ pub(crate) fn params<P>(caller: &mut Caller<'_, State<P>>, at: i32, ptr: i32, le
     let n = rest.len().min(bytes.len());
     bytes[..n].copy_from_slice(&rest[..n]);
     Ok(n as i32)
+}
+
+/// Defines the imports that need nothing of the place, for calls that never wait.
+pub(crate) fn define<P: Place + 'static>(linker: &mut Linker<State<P>>) -> wasmtime::Result<()> {
+    type Asks<'a, P> = Caller<'a, State<P>>;
+    linker.func_wrap(IMPORT_MODULE, "params", |mut caller: Asks<'_, P>, at: i32, ptr: i32, len: i32| {
+        params(&mut caller, at, ptr, len)
+    })?;
+    linker.func_wrap(IMPORT_MODULE, "reply", |mut caller: Asks<'_, P>, ptr: i32, len: i32| {
+        let (bytes, state) = enter(&mut caller, ptr, len)?;
+        wasmtime::Result::Ok(if state.append(bytes) { 0 } else { REPLY_TOO_LONG })
+    })?;
+    linker.func_wrap(IMPORT_MODULE, "log", |mut caller: Asks<'_, P>, ptr: i32, len: i32| log(&mut caller, ptr, len))?;
+    Ok(())
 }

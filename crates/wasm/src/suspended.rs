@@ -123,7 +123,7 @@ impl Suspended {
             (slot.request, slot.answer, slot.gave_way) = (None, None, fuel);
         }
         let result = {
-            let len = instance.len();
+            let len = instance.params_len();
             let mut running = pin!(instance.run.call_async(&mut instance.store, len));
             loop {
                 if let Poll::Ready(result) = poll_once(running.as_mut()).await {

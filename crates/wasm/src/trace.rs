@@ -5,7 +5,7 @@ use wasmtime::{AsContext, Caller, Linker, Store, Trap, WasmBacktrace};
 
 use crate::abi::{self, CHUNK, IMPORT_MODULE, PARAMS_LEN};
 use crate::compiler;
-use crate::instance::{Place, Running, State, enter, log, params, reply};
+use crate::instance::{self, Place, Running, State, enter};
 use crate::limits::{ModuleError, ModuleLimits};
 use crate::module::{Engine, check_exports, check_imports};
 
@@ -144,7 +144,7 @@ impl Tracer {
         if is_long && !self.long_params || !instance.begin(call, all_fuel) {
             return Ok(self.ended(Status::BadParams, call, 0, Serving::default(), None));
         }
-        let len = instance.len();
+        let len = instance.params_len();
         let result = instance.run.call(&mut instance.store, len);
         let fuel = all_fuel.saturating_sub(instance.store.get_fuel().unwrap_or(0));
         let trap = match &result {
@@ -259,13 +259,7 @@ fn define(linker: &mut Linker<State<Serving>>, sites: bool) -> wasmtime::Result<
         serving.tell(left, site, Asked::NextChunk(len), n as i32);
         Ok(n as i32)
     })?;
-    linker.func_wrap(IMPORT_MODULE, "params", |mut caller: Asks<'_>, at: i32, ptr: i32, len: i32| {
-        params(&mut caller, at, ptr, len)
-    })?;
-    linker
-        .func_wrap(IMPORT_MODULE, "reply", |mut caller: Asks<'_>, ptr: i32, len: i32| reply(&mut caller, ptr, len))?;
-    linker.func_wrap(IMPORT_MODULE, "log", |mut caller: Asks<'_>, ptr: i32, len: i32| log(&mut caller, ptr, len))?;
-    Ok(())
+    instance::define(linker)
 }
 
 /// One access: paid for, made, told.
