@@ -25,6 +25,7 @@ pub mod frame;
 pub mod layout;
 mod meeting;
 mod nics;
+mod patience;
 mod pool;
 mod queue;
 mod rack;
@@ -38,6 +39,7 @@ pub use buffers::{BufferDaemon, BufferError, LARGEST_BUFFER, SMALLEST_BUFFER, cl
 pub use dispatcher::{Coalescing, Dispatcher, Notice};
 pub use meeting::{ConnectionEnd, Endpoint, Introduction, Key, Meeting, MeetingConfig};
 pub use nics::{FlowId, FlowMutation, FlowPolicy, Mapping, NicId, NicPool, NicState, Segment};
+pub use patience::Patience;
 pub use pool::{Device, Pool, PoolError, Rights};
 pub use queue::{Descriptor, VirtualQueue};
 pub use rack::{Rack, RackError, RackMutation};

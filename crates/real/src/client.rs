@@ -257,9 +257,8 @@ impl Client {
     pub fn poll(&mut self, done: &mut dyn FnMut(u32, Status, &[u8])) -> Result<usize, Error> {
         let driven = self.drive();
         let mut finished = 0;
-        self.auto.looked_at = self.connection.drove_at;
-        let (auto, clock) = (&mut self.auto, self.connection.device.clock());
-        let mut told = auto.telling(clock, done);
+        let (auto, at) = (&mut self.auto, (self.connection.drove_at, self.connection.device.clock()));
+        let mut told = auto.telling(at, done);
         let done = &mut told;
         for wc in self.replies.drain(..) {
             if let Some(reply) = self.calls.take_reply(wc.imm, wc.byte_len) {

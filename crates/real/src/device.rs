@@ -10,7 +10,7 @@ mod clock;
 mod events;
 mod inbox;
 mod outbox;
-pub(crate) mod polite;
+mod polite;
 mod sleep;
 mod turn;
 mod watch;
@@ -41,6 +41,7 @@ pub use clock::Clock;
 use events::Events;
 use inbox::Inbox;
 use outbox::Outbox;
+pub use polite::POLITE;
 use watch::Watch;
 
 /// How long the NIC thread spins without work before it sleeps, if nobody has said otherwise.
@@ -282,10 +283,11 @@ impl Device {
         Some(DeviceGuard { core, shared: &self.shared })
     }
 
-    /// For loops that poll: call it at each poll that finds nothing, with the time when there was work last. After a few
+    /// For loops that poll: call it at each poll that finds nothing, with how long (ns) that has been so. After a few
     /// microseconds, or at once if the core has turned out to be shared, it lets another thread have the core.
-    pub fn relax(&self, idle_since: Time) {
-        polite::relax(self.now().saturating_sub(idle_since), || self.now());
+    #[inline]
+    pub fn relax(&self, idle: Time) {
+        polite::relax(idle, || self.now());
     }
 
     /// How long (ns) the NIC thread spins without work before it sleeps.

@@ -22,7 +22,6 @@ use rustix::net::{self, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, socko
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::Error;
-use crate::device::polite::Looks;
 use crate::link::unix_socket;
 use crate::trunk::{Trunk, TrunkConfig, TrunkSleeper};
 
@@ -55,8 +54,6 @@ pub struct GateFigures {
 pub struct Gate {
     shared: Arc<Shared>,
     sleeper: TrunkSleeper,
-    looks: Looks,
-    start: Instant,
 }
 
 struct Shared {
@@ -119,7 +116,7 @@ impl Gate {
         let shared = Arc::new(Shared { inside, waker, ways, askers: AtomicUsize::new(0), made: AtomicU64::new(0) });
         let asked = shared.clone();
         spawn("gate", move || asked.listen(&listener)).map_err(|source| Error::System { what: "a thread", source })?;
-        Ok(Self { shared, sleeper, looks: Looks::default(), start: Instant::now() })
+        Ok(Self { shared, sleeper })
     }
 
     /// What there is.
@@ -140,7 +137,7 @@ impl Gate {
     /// What a device refuses.
     pub fn turn(&mut self, timeout: Duration) -> Result<(), Error> {
         let mut inside = self.shared.inside.lock();
-        let work = inside.trunk.drive()?;
+        let driven = inside.trunk.drive()?;
         while let Some(event) = inside.trunk.poll_event() {
             match event {
                 StreamEvent::Asked { flow, to, from } => self.shared.asked(&mut inside, flow, to, from),
@@ -162,10 +159,7 @@ impl Gate {
         }
         let pause = inside.trunk.pause(timeout);
         MutexGuard::unlock_fair(inside);
-        let clock = || self.start.elapsed().as_nanos() as u64;
-        if !self.looks.again(work, clock(), clock) {
-            self.sleeper.sleep(pause);
-        }
+        self.sleeper.rest(driven, pause);
         Ok(())
     }
 }

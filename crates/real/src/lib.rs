@@ -23,7 +23,7 @@ mod trunk;
 pub use address::{at_free_loopback, at_local, free_loopbacks, local_towards};
 pub use client::{Client, ClientConfig, ClientCounters, RemoteRegion, SharedClient};
 pub use deployers::{DeployToken, Deployers};
-pub use device::{Clock, Device, DeviceGuard, EventSink, Resident, Seat, entropy};
+pub use device::{Clock, Device, DeviceGuard, EventSink, POLITE, Resident, Seat, entropy};
 pub use error::Error;
 pub use gate::{Gate, GateFigures};
 pub use kernels::{Kernels, POOL};
@@ -36,7 +36,7 @@ pub use rack::{RackConfig, RackDaemon, RackFigures};
 pub use remora_service::Placing;
 pub use rings::{RingConfig, RingMemory, RingPort};
 pub use sys::{Sleeper, cores, on_core, pin, prepare_to_wait, process_cpu_ns};
-pub use trunk::{Trunk, TrunkConfig, TrunkSleeper};
+pub use trunk::{Driven, Trunk, TrunkConfig, TrunkSleeper};
 
 /// So many bytes of zeroed memory of this process, page by page, which peers on this host may be [lent](remora_memory::Loans).
 pub fn map_memory(len: usize) -> Result<remora_memory::Buffer, Error> {

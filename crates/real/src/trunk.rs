@@ -19,16 +19,18 @@ use remora_nic::cm::{ListenerId, service_id};
 use remora_rack::{CONTROL, FlowId, FlowPolicy, NicId, NicState, Streams, StreamsConfig};
 
 use crate::device::{Device, entropy};
-use crate::{Error, LinkKind, Sleeper, map_memory};
+use crate::{Error, LinkKind, map_memory};
 
 use lines::Line;
 use memory::{Layout, NOTES, Window};
 use messages::Limits;
+pub use rest::{Driven, TrunkSleeper};
 
 mod greeting;
 mod lines;
 mod memory;
 mod messages;
+mod rest;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -122,30 +124,6 @@ pub struct Trunk {
     refused: Option<Error>,
 }
 
-/// Sleeps until a trunk may have something to do: for who holds a lock around the trunk and not around its sleep.
-pub struct TrunkSleeper {
-    ways: Vec<(Device, CqId)>,
-    sleeper: Sleeper,
-}
-
-impl TrunkSleeper {
-    fn new(ways: &[Way]) -> Self {
-        Self { ways: ways.iter().map(|way| (way.device.clone(), way.cq)).collect(), sleeper: Sleeper::new() }
-    }
-
-    /// Sleeps until there may be something to do, or `timeout` has passed.
-    pub fn sleep(&mut self, timeout: Duration) {
-        Device::sleep_any(self.ways.iter().map(|(device, cq)| (device, *cq)), timeout, &mut self.sleeper);
-    }
-
-    /// Wakes who sleeps so, or is about to: a stream has bytes, or room.
-    pub fn wake(&self) {
-        if let Some((device, _)) = self.ways.first() {
-            device.nudge();
-        }
-    }
-}
-
 impl Trunk {
     /// An end with these ways; its connections come up as it is driven.
     ///
@@ -236,37 +214,37 @@ impl Trunk {
         TrunkSleeper::new(&self.ways)
     }
 
-    /// Does what there is to do; if there is nothing, sleeps until there is or `timeout` has passed.
+    /// Does what there is to do; if there has been nothing for a while, sleeps until there is or `timeout` has passed.
     ///
     /// # Errors
     ///
     /// What a device refuses.
     pub fn turn(&mut self, timeout: Duration) -> Result<(), Error> {
-        if self.drive()? == 0 {
-            let pause = self.pause(timeout);
-            self.sleeper.sleep(pause);
-        }
+        let driven = self.drive()?;
+        let pause = self.pause(timeout);
+        self.sleeper.rest(driven, pause);
         Ok(())
     }
 
-    /// Does what there is to do. Returns how much that was.
+    /// Does what there is to do.
     ///
     /// # Errors
     ///
     /// What a device refuses.
-    pub fn drive(&mut self) -> Result<usize, Error> {
+    pub fn drive(&mut self) -> Result<Driven, Error> {
         if let Some(error) = self.refused.take() {
             return Err(error);
         }
-        let mut work = 0;
+        let (mut packets, mut work) = (0, 0);
         for way in 0..self.ways.len() {
-            work += self.drive_way(way)?;
+            let (came, done) = self.drive_way(way)?;
+            (packets, work) = (packets + came, work + done);
         }
         if std::mem::take(&mut self.broken) {
             self.breach();
         }
         let now = self.now();
-        if work >= MUCH {
+        if packets + work >= MUCH {
             self.much_at = now;
         }
         let kept = now - self.much_at > CALM;
@@ -287,7 +265,7 @@ impl Trunk {
         }
         work += self.send()?;
         self.tell_limit(now)?;
-        Ok(work)
+        Ok(Driven { packets, work })
     }
 
     /// How long there is nothing to do that no packet brings, `timeout` at most.
@@ -302,11 +280,11 @@ impl Trunk {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// One NIC's turn. Returns how much there was to do.
-    fn drive_way(&mut self, index: usize) -> Result<usize, Error> {
+    /// One NIC's turn. Returns packets and the like, and what came of them.
+    fn drive_way(&mut self, index: usize) -> Result<(usize, usize), Error> {
         let device = self.ways[index].device.clone();
         let mut guard = device.lock();
-        let mut work = guard.progress();
+        let (mut packets, mut work) = (guard.progress(), 0);
         // What comes before the other end's proof was looked at waits for it.
         let proven = self.ways[index].line.as_ref().is_none_or(|line| self.is_proven(line));
         for _ in 0..if proven { BATCH } else { 0 } {
@@ -318,7 +296,7 @@ impl Trunk {
         drop(guard);
         for event in events {
             self.event(index, event)?;
-            work += 1;
+            packets += 1;
         }
         let mut guard = device.lock();
         let (now, way) = (self.now(), &self.ways[index]);
@@ -329,7 +307,7 @@ impl Trunk {
         if self.config.calls && self.ways[index].line.is_none() && now >= self.ways[index].dial_at {
             self.dial(&mut guard, index)?;
         }
-        Ok(work)
+        Ok((packets, work))
     }
 }
 

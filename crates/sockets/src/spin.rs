@@ -5,6 +5,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use remora_rack::Patience;
+
 use crate::{signals, sys};
 
 /// A value behind a lock. What is done under it is short.
@@ -88,12 +90,10 @@ const POLITE: u64 = 1_000;
 /// Who offered the core and has it back so much later has others beside him, who keep what he looks for from coming as well:
 /// sleeping is quicker, nanoseconds.
 const LENT: u64 = 20_000;
-/// Looks in vain after which they become shorter.
-const PATIENT: u32 = 4;
 
 thread_local! {
-    /// How often in a row this thread has looked in vain.
-    static MISSES: Cell<u32> = const { Cell::new(0) };
+    /// How long this thread looks.
+    static PATIENCE: Cell<Patience> = const { Cell::new(Patience::NEW) };
     /// Whether it has sent something since.
     static ASKED: Cell<bool> = const { Cell::new(false) };
 }
@@ -115,14 +115,14 @@ fn budget() -> u64 {
 
 /// Looks for a while whether something has come. Who looks in vain again and again looks ever shorter.
 pub fn look(mut come: impl FnMut() -> bool) -> bool {
-    let misses = MISSES.get();
-    let budget = budget() >> (misses / PATIENT).min(6);
+    let mut patience = PATIENCE.get();
+    let budget = patience.of(budget());
     if budget == 0 {
         return come();
     }
     for _ in 0..if ASKED.replace(false) { EAGER } else { 0 } {
         if come() {
-            MISSES.set(0);
+            PATIENCE.set(Patience::NEW);
             return true;
         }
     }
@@ -130,7 +130,7 @@ pub fn look(mut come: impl FnMut() -> bool) -> bool {
     loop {
         for _ in 0..LOOKS {
             if come() {
-                MISSES.set(0);
+                PATIENCE.set(Patience::NEW);
                 return true;
             }
             std::hint::spin_loop();
@@ -143,14 +143,15 @@ pub fn look(mut come: impl FnMut() -> bool) -> bool {
         if (POLITE..budget).contains(&passed) {
             sys::give_way();
             if come() {
-                MISSES.set(0);
+                PATIENCE.set(Patience::NEW);
                 return true;
             }
             let lent = sys::now() - start - passed;
             passed = if lent > LENT { budget } else { passed };
         }
         if passed >= budget {
-            MISSES.set(misses.saturating_add(1));
+            patience.in_vain();
+            PATIENCE.set(patience);
             return false;
         }
     }

@@ -7,8 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How long pollers find nothing before they offer their core to others, in nanoseconds.
-const POLITE: u64 = 5_000;
+use remora_real::POLITE;
 
 /// What a process's pollers remember of it.
 #[derive(Default)]

@@ -23,13 +23,11 @@ pub(super) struct Auto {
     placer: Option<Box<Placer>>,
     tickets: Vec<Option<Ticket>>,
     free: Vec<u16>,
-    /// When answers were looked for last.
-    pub looked_at: u64,
 }
 
 impl Auto {
     pub fn new(offer: Offer) -> Self {
-        Self { offer, placer: None, tickets: Vec::new(), free: Vec::new(), looked_at: 0 }
+        Self { offer, placer: None, tickets: Vec::new(), free: Vec::new() }
     }
 
     fn placer(&mut self) -> &mut Placer {
@@ -71,12 +69,13 @@ impl Auto {
         Some(ticket)
     }
 
-    /// Takes note of calls that end, and tells `done` their tags.
+    /// Takes note that answers are looked for, and of calls that end, and tells `done` their tags.
     pub fn telling(
         &mut self,
-        clock: Clock,
+        (looked, clock): (u64, Clock),
         done: &mut dyn FnMut(u32, Status, &[u8]),
     ) -> impl FnMut(u64, Status, &[u8]) {
+        self.placer.iter_mut().for_each(|placer| placer.looked(looked));
         let mut now = None;
         move |mark, status, reply| {
             if let Some(ticket) = self.take(mark)
@@ -111,10 +110,8 @@ impl Client {
         let (placement, mark) = match too_long {
             Some(placement) => (placement, tag.into()),
             None => {
-                let (device, looked_at) = (&self.connection.device, self.auto.looked_at);
-                let placer = self.auto.placer();
-                placer.looked(looked_at);
-                let choice = placer.choose(kind, under_way, || device.now());
+                let device = &self.connection.device;
+                let choice = self.auto.placer().choose(kind, under_way, || device.now());
                 (choice.placement, self.auto.mark(choice.ticket, tag))
             }
         };

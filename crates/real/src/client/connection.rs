@@ -150,7 +150,7 @@ impl Connection {
         drop(guard);
         self.drove_at = self.device.now();
         match work {
-            0 => self.device.relax(self.busy_at),
+            0 => self.device.relax(self.drove_at.saturating_sub(self.busy_at)),
             _ => self.busy_at = self.drove_at,
         }
         self.alive().inspect_err(|_| self.staging.set_lost())
@@ -223,7 +223,7 @@ impl Drop for Connection {
                 break;
             }
             drop(guard);
-            self.device.relax(start);
+            self.device.relax(self.device.now().saturating_sub(start));
         }
         self.device.stop();
     }

@@ -63,7 +63,7 @@ fn call_once(device: &Device, qp: Qpn, node: IpAddr, path_mtu: u32, end: u64) ->
             }
         }
         drop(guard);
-        device.relax(start);
+        device.relax(device.now().saturating_sub(start));
     }
     Err(Error::Unreachable(node))
 }

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 /// How long a poller without work keeps its core to itself, as long as it seems to have it for itself (ns).
-const POLITE: u64 = 5_000;
+pub const POLITE: u64 = 5_000;
 /// Who is without its core for so long has had another poller run there, which gave it back when it found nothing more. After
 /// less nobody wanted it, and after more somebody who keeps it: to offer it to him at each poll would be to wait for him each time (ns).
 const AWAY: std::ops::Range<u64> = 2_000..50_000;
@@ -30,42 +30,6 @@ fn offer(idle: u64, clock: impl Fn() -> u64, give: impl FnOnce()) {
             shared.set(AWAY.contains(&clock().saturating_sub(left)));
         }
     });
-}
-
-/// How long a driver looks for more before it sleeps, where that is not in vain (ns): as an answer takes whose way leads through
-/// sleeping threads, of which each takes tens of microseconds to wake.
-const LOOK: u64 = 300_000;
-/// Looks in vain after which they become shorter.
-const PATIENT: u32 = 4;
-
-/// When a driver sleeps: some time after there was something to do, ever less where nothing comes within it.
-#[derive(Default)]
-pub(crate) struct Looks {
-    /// When there was something to do last.
-    busy_at: u64,
-    /// It has looked since.
-    looks: bool,
-    /// How often in a row that was in vain.
-    vain: u32,
-}
-
-impl Looks {
-    /// Whether to look again before sleeping: for who found so much to do now. Who found nothing offers its core.
-    pub fn again(&mut self, work: usize, now: u64, clock: impl Fn() -> u64) -> bool {
-        if work > 0 {
-            self.vain = if self.looks { 0 } else { self.vain };
-            (self.busy_at, self.looks) = (now, false);
-            return true;
-        }
-        let idle = now.saturating_sub(self.busy_at);
-        if idle < LOOK >> (self.vain / PATIENT).min(6) {
-            self.looks = true;
-            relax(idle, clock);
-            return true;
-        }
-        self.vain = self.vain.saturating_add(u32::from(std::mem::take(&mut self.looks)));
-        false
-    }
 }
 
 #[cfg(test)]
@@ -92,33 +56,5 @@ mod tests {
         assert!(!poll(0, 0), "nobody took it");
         assert!(poll(POLITE + 1, AWAY.end), "somebody took it who keeps it");
         assert!(!poll(POLITE, 0), "it is offered no sooner than before");
-    }
-
-    #[test]
-    fn a_driver_looks_ever_shorter_in_vain_and_as_long_as_at_first_once_it_was_not() {
-        let mut looks = Looks::default();
-        // Something comes, and then after so long.
-        let mut comes_after = |now: &mut u64, wait: u64| {
-            assert!(looks.again(1, *now, || 0));
-            let until = *now + wait;
-            while *now < until {
-                if !looks.again(0, *now, || 0) {
-                    let looked = wait + *now - until;
-                    *now = until;
-                    return looked;
-                }
-                *now += 100;
-            }
-            wait
-        };
-        let now = &mut 1_000_000;
-        assert_eq!(comes_after(now, LOOK / 2), LOOK / 2, "not asleep yet");
-        for halved in [0, 1, 2] {
-            for _ in 0..PATIENT {
-                assert_eq!(comes_after(now, 10 * LOOK), LOOK >> halved);
-            }
-        }
-        comes_after(now, 1000);
-        assert_eq!(comes_after(now, 10 * LOOK), LOOK);
     }
 }

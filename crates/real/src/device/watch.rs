@@ -55,7 +55,7 @@ impl Device {
                 guard.progress();
             }
             drop(guard);
-            self.relax(start);
+            self.relax(self.now().saturating_sub(start));
             guard = self.lock();
         }
         self.shared.watch.learn(|n| n.saturating_sub(1));

@@ -207,7 +207,7 @@ impl Host {
             if work > 0 {
                 busy_at = now;
             } else {
-                self.device.relax(busy_at);
+                self.device.relax(now.saturating_sub(busy_at));
             }
             if self.stop.load(Ordering::Relaxed) {
                 let since = *self.stopping_since.get_or_insert(now);
