@@ -108,13 +108,25 @@ impl Racks {
         let program = program();
         self.run(side, &[&["/usr/bin/python3", program.to_str().expect("a path")][..], words].concat())
     }
+
+    /// A server on a side, once it is there: until it is dropped.
+    fn serving(&self, side: usize, words: &[&str]) -> (Running, Said) {
+        let (server, mut said) = self.python(side, words);
+        said.until("ready");
+        (server, said)
+    }
+}
+
+/// A program ends well, and says no more than this.
+fn ends_with((mut program, said): (Running, Said), last: &str) {
+    assert_eq!(said.rest().trim(), last);
+    assert!(program.0.wait().expect("its end").success());
 }
 
 #[test]
 fn connections_between_racks_are_what_they_were() {
     let Some(mut racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["serve", PORT]);
-    said.until("ready");
+    let _server = racks.serving(1, &["serve", PORT]);
     let [server, own, other] = [(1, 1), (0, 1), (0, 2)].map(|(side, link)| Namespaces::address(side, link));
     let (mut client, said) = racks.python(0, &["all", &server, PORT, &own, &other]);
     let lines = said.rest();
@@ -141,8 +153,7 @@ fn connections_between_racks_are_what_they_were() {
 #[test]
 fn without_the_other_rack_connections_are_the_kernels() {
     let Some(mut racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["serve", PORT]);
-    said.until("ready");
+    let _server = racks.serving(1, &["serve", PORT]);
     // The other rack's gate is gone: what is connected is lost, and what comes goes by the kernel.
     drop(racks.daemons.remove(1));
     let [server, own, other] = [(1, 0), (0, 0), (0, 2)].map(|(side, link)| Namespaces::address(side, link));
@@ -156,8 +167,7 @@ fn without_the_other_rack_connections_are_the_kernels() {
 #[test]
 fn a_gate_that_dies_resets_its_connections_and_the_next_one_leads_on() {
     let Some(mut racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["serve", PORT]);
-    said.until("ready");
+    let _server = racks.serving(1, &["serve", PORT]);
     let server = Namespaces::address(1, 0);
     for side in [0, 1] {
         let (mut client, mut said) = racks.python(0, &["pull", &server, PORT]);
@@ -171,56 +181,46 @@ fn a_gate_that_dies_resets_its_connections_and_the_next_one_leads_on() {
         client.0.wait().expect("its end");
         racks.until_joined();
     }
-    let (mut client, said) = racks.python(0, &["short", &server, PORT, "20"]);
-    assert_eq!(said.rest().trim(), "done");
-    assert!(client.0.wait().expect("its end").success());
+    ends_with(racks.python(0, &["short", &server, PORT, "20"]), "done");
 }
 
 /// What a server's rack cannot do is no refusal of the server's.
 #[test]
 fn who_has_no_ports_left_refuses_nothing() {
     let Some(racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["serve", PORT]);
-    said.until("ready");
+    let _server = racks.serving(1, &["serve", PORT]);
     let mut few = racks.namespaces.command(1, "sysctl");
     assert!(few.args(["-q", "net.ipv4.ip_local_port_range=40000 40007"]).status().expect("sysctl").success());
-    let (mut client, said) = racks.python(0, &["crowd", &Namespaces::address(1, 0), PORT, "30"]);
-    assert_eq!(said.rest().trim(), "done");
-    assert!(client.0.wait().expect("its end").success());
+    ends_with(racks.python(0, &["crowd", &Namespaces::address(1, 0), PORT, "30"]), "done");
 }
 
 /// A server that takes its connections late has clients that wait, as long as they would anywhere, or said.
 #[test]
 fn who_waits_for_a_busy_server_waits_as_long_as_it_takes() {
     let Some(racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["wait", PORT, "4"]);
-    said.until("ready");
+    let _server = racks.serving(1, &["wait", PORT, "4"]);
     let server = Namespaces::address(1, 0);
-    let (mut client, said) = racks.python(0, &["crowd", &server, PORT, "6"]);
+    let crowd = racks.python(0, &["crowd", &server, PORT, "6"]);
     std::thread::sleep(std::time::Duration::from_secs(1));
     let (mut hasty, _) = racks.python(0, &["hasty", &server, PORT]);
     assert!(hasty.0.wait().expect("its end").success());
-    assert_eq!(said.rest().trim(), "done");
-    assert!(client.0.wait().expect("its end").success());
+    ends_with(crowd, "done");
 }
 
 /// Who waits for another rack's server keeps nobody from hearing who it is that comes.
 #[test]
 fn names_are_told_while_many_wait() {
     let Some(racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["serve", PORT]);
-    said.until("ready");
-    let (_busy, mut said) = racks.python(0, &["wait", PORT, "3"]);
-    said.until("ready");
-    let (mut crowd, waiting) = racks.python(1, &["crowd", &Namespaces::address(0, 0), PORT, "80"]);
+    let _server = racks.serving(1, &["serve", PORT]);
+    let _busy = racks.serving(0, &["wait", PORT, "3"]);
+    let crowd = racks.python(1, &["crowd", &Namespaces::address(0, 0), PORT, "80"]);
     std::thread::sleep(std::time::Duration::from_secs(1));
     for _ in 0..5 {
         let words = ["names", &Namespaces::address(1, 1), PORT, &Namespaces::address(0, 1)];
         let (mut client, said) = racks.python(0, &words);
         assert!(client.0.wait().expect("its end").success(), "{}", said.rest());
     }
-    assert_eq!(waiting.rest().trim(), "done");
-    assert!(crowd.0.wait().expect("its end").success());
+    ends_with(crowd, "done");
 }
 
 /// What a process has: descriptors, threads, and mappings.
@@ -234,8 +234,7 @@ fn held(process: Pid) -> [usize; 3] {
 #[test]
 fn short_connections_leave_nothing_behind() {
     let Some(racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["serve", PORT]);
-    said.until("ready");
+    let _server = racks.serving(1, &["serve", PORT]);
     let server = Namespaces::address(1, 0);
     let run = |count: &str| {
         let (mut client, said) = racks.python(0, &["short", &server, PORT, count]);
@@ -258,8 +257,7 @@ fn short_connections_leave_nothing_behind() {
 #[test]
 fn a_connection_outlives_a_cut_of_all_links() {
     let Some(racks) = Racks::new() else { return };
-    let (_server, mut said) = racks.python(1, &["serve", PORT]);
-    said.until("ready");
+    let _server = racks.serving(1, &["serve", PORT]);
     let (mut client, mut said) = racks.python(0, &["push", &Namespaces::address(1, 1), PORT, "40000000"]);
     said.until("half");
     for change in ["down", "up"] {

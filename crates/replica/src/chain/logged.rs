@@ -298,6 +298,7 @@ mod tests {
         let again = Alone::start(damaged.log, damaged.now);
         assert_eq!((again.node.found(), again.node.node().standing()), (LogEnd::Whole, Standing::Damaged));
     }
+
     /// What is reserved of a disk is for what is under way: it is not to be filled with all that waited for a key.
     #[test]
     fn what_waits_when_a_disk_is_full_is_refused() {

@@ -148,7 +148,7 @@ impl ChainNode {
         let now = now.time();
         self.chain.timeout(now);
         // A full disk has a rule of its own.
-        if self.chain.under_way() == 0 || self.chain.is_full() {
+        if self.chain.under_way() == 0 || self.chain.full {
             self.moved = now;
         }
         self.stuck = now.saturating_sub(self.moved) >= STUCK;

@@ -282,11 +282,6 @@ impl Chain {
         (self.now, self.lease) = (now, until);
     }
 
-    /// Is this node's disk full?
-    pub(super) fn is_full(&self) -> bool {
-        self.full
-    }
-
     /// Whose disks are full. While anybody's is, transactions that write are refused; and who learns waits for room of its own.
     pub fn set_full(&mut self, full: NodeSet) {
         (self.closed, self.full) = (!full.is_empty(), full.has(self.config.id));
