@@ -37,9 +37,12 @@ def recv_all(conn):
 
 def answer(conn, peer):
     what = conn.recv(1)
-    if what == b"E":  # echo
-        while part := conn.recv(50000):
-            conn.sendall(part)
+    if what == b"E":  # echo, until the end or a reset
+        try:
+            while part := conn.recv(50000):
+                conn.sendall(part)
+        except ConnectionResetError:
+            pass
     elif what == b"N":  # names
         conn.sendall(repr((peer, conn.getpeername(), conn.getsockname()[:2])).encode())
     elif what == b"H":  # hash of all there is
