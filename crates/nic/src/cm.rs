@@ -365,6 +365,12 @@ impl Cm {
         !self.replies.is_empty() || !self.ready.is_empty()
     }
 
+    /// Whether there is one.
+    #[inline]
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next event, if any.
     #[inline]
     pub fn poll_event(&mut self) -> Option<CmEvent> {

@@ -554,8 +554,13 @@ impl Nic {
         self.pump_cm();
     }
 
-    /// The next event.
+    /// Whether [`Nic::poll_event`] may have one.
     #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.ctx.events.is_empty() || self.management.cm.has_events()
+    }
+
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.pump_cm();
         let event = self.ctx.events.pop_front()?;

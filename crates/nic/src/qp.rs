@@ -331,13 +331,15 @@ impl QueuePair {
                     self.emit_notification(ctx, batch);
                 }
                 let plain = self.emit_plain(ctx, now, batch, route);
-                for _ in plain..BURST {
+                let most = if self.request_ready() { BURST } else { plain };
+                for _ in plain..most {
                     if batch.is_full() || !self.may_send(now) || !self.emit_request(ctx, now, batch) {
                         break;
                     }
                     self.charge(now, batch.last_len());
                 }
-                for _ in 0..BURST {
+                let most = if self.response_ready() { BURST } else { 0 };
+                for _ in 0..most {
                     let may_send = self.answer_is_next() || self.may_send(now);
                     if batch.is_full() || !may_send || !self.emit_response(ctx, batch) {
                         break;

@@ -586,6 +586,18 @@ impl TxBatch {
         }
     }
 
+    /// As [`commit`](Self::commit) of a packet that has so many bytes of registered memory in it, where there is no room.
+    #[inline]
+    pub(crate) fn commit_plain(&mut self, route: Route, len: usize, fetched: usize) {
+        debug_assert!(self.accepts(route) && len <= Self::PACKET_BYTES && !self.has_room());
+        if self.route.is_none() {
+            self.route = Some(route);
+        }
+        (self.lens[self.count], self.fetched[self.count]) = (len as u16, fetched as u16);
+        self.count += 1;
+        self.used += len;
+    }
+
     /// So much of the packet being built stands in the room already.
     pub(crate) fn note_placed(&mut self, placed: Placed) {
         self.placed = placed;

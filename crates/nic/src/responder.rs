@@ -324,11 +324,17 @@ impl QueuePair {
             ctx.counters.received(self.route.map_or(0, |route| route.link));
         }
         if psns > 0 && !is_answered(bth.opcode) {
-            if bth.ack_req {
-                self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
-            } else if bth.reserved7 & LATER != 0 {
-                self.owe(ctx);
-            }
+            self.note_asked(ctx, bth);
+        }
+    }
+
+    /// A packet was carried out that is acknowledged as its sender asks.
+    #[inline]
+    fn note_asked(&mut self, ctx: &mut Ctx, bth: &Bth) {
+        if bth.ack_req {
+            self.resp.ack = Some(Syndrome::Ack { credits: CREDITS });
+        } else if bth.reserved7 & LATER != 0 {
+            self.owe(ctx);
         }
     }
 

@@ -656,6 +656,13 @@ impl Counters {
         self.tx_messages[usize::from(link).min(LINKS - 1)] += 1;
     }
 
+    /// So many messages of one packet each, of so many bytes together.
+    pub(crate) fn sent_all(&mut self, link: u8, messages: usize, bytes: usize) {
+        self.tx_packets += messages as u64;
+        self.tx_bytes += bytes as u64;
+        self.tx_messages[usize::from(link).min(LINKS - 1)] += messages as u64;
+    }
+
     pub(crate) fn received(&mut self, link: u8) {
         self.rx_messages[usize::from(link).min(LINKS - 1)] += 1;
     }

@@ -41,7 +41,8 @@ impl QueuePair {
         let (window, every) = (self.window() as i32, self.ack_every());
         let mtu = self.mtu;
         let reserved7 = if ctx.selective { SELECTIVE | LATER } else { 0 };
-        let mut sent = 0;
+        let all_report = self.init.sq_sig_all;
+        let (mut sent, mut bytes) = (0, 0);
         while sent < BURST && self.sq.started < self.sq.tail && !batch.is_full() {
             let (at, psn) = (self.sq.started, self.req.next_psn);
             let (wqe, sges, inline) = self.sq.parts(at);
@@ -80,7 +81,7 @@ impl QueuePair {
                 _ => break,
             };
             let waits = at + 1 < self.sq.tail && self.sq.get(at + 1).is_local();
-            let hurry = waits || self.is_awaited(at + 1, wqe.signaled || self.init.sq_sig_all);
+            let hurry = waits || self.is_awaited(at + 1, wqe.signaled || all_report);
             let ack_req = hurry || self.req.since_ack_request + 1 >= every;
             let (solicited, pad) = (wqe.solicited, pad_of(len));
             Bth { solicited, pad, ack_req, reserved7, ..Bth::new(opcode, self.attr.dest_qp, psn) }.emit(out);
@@ -90,18 +91,30 @@ impl QueuePair {
             // Pad and ICRC are up to seven bytes; a packet's place has more.
             out[end..end + 8].fill(0);
             let total = end + usize::from(pad) + ICRC_LEN;
-            batch.note_fetched(fetched);
-            batch.commit(route, total);
-            self.start_element();
-            self.req.cursor = self.sq.started;
+            batch.commit_plain(route, total, fetched);
+            self.start_plain(at, psn);
             self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + 1 };
-            self.note_sent(ctx, route.link, (psn, 1), total, true);
-            sent += 1;
+            (sent, bytes) = (sent + 1, bytes + total);
         }
-        if sent > 0 && self.deadline.is_none() {
-            self.arm(now);
+        if sent > 0 {
+            self.req.sent_psn = self.req.next_psn;
+            ctx.counters.sent_all(route.link, sent, bytes);
+            if self.deadline.is_none() {
+                self.arm(now);
+            }
         }
         sent
+    }
+
+    /// The element at the cursor has its PSN, the only one that it takes, and was sent.
+    #[inline]
+    fn start_plain(&mut self, at: u64, psn: Psn) {
+        let wqe = self.sq.get_mut(at);
+        (wqe.first_psn, wqe.psns, wqe.answered) = (psn, 1, 0);
+        self.req.rd_atomics += u8::from(wqe.wants_response());
+        self.req.next_psn = psn + 1;
+        self.sq.started = at + 1;
+        (self.req.cursor, self.req.packet) = (at + 1, 0);
     }
 
     /// Takes a plain READ's whole response. `None`, and nothing has changed, if the general way is to look at it.

@@ -58,7 +58,10 @@ impl QueuePair {
         self.note_peer(ctx, bth);
         self.resp.count_message();
         ctx.counters.writes += 1;
-        self.request_taken(ctx, bth, 1);
+        ctx.counters.received(self.route.map_or(0, |route| route.link));
+        self.resp.expected = self.resp.expected + 1;
+        self.resp.trailing = 0;
+        self.note_asked(ctx, bth);
         Some(())
     }
 

@@ -22,7 +22,7 @@ impl Events {
     }
 
     /// Hands out what the engine has to tell.
-    #[inline]
+    #[inline(never)]
     pub fn dispatch(&mut self, nic: &mut Nic) {
         while let Some(event) = nic.poll_event() {
             let Some(event) = (self.sink)(event) else { continue };

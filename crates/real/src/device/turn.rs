@@ -99,7 +99,9 @@ impl Core {
 
     #[inline]
     pub(super) fn dispatch_events(&mut self) {
-        self.events.dispatch(&mut self.nic);
+        if self.nic.has_events() {
+            self.events.dispatch(&mut self.nic);
+        }
         // Before anybody outside can hear of a new queue pair.
         if self.gate.is_due(self.reading.now, self.nic.changes()) {
             self.admit();

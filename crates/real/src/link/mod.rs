@@ -307,9 +307,11 @@ fn is_passing(e: &io::Error) -> bool {
 
 /// Refuses lengths that do not fit the buffer: a caller's mistake, which must not become a panic in the device.
 fn check_lens(bytes: &[u8], lens: &[u16]) -> io::Result<()> {
-    let total: usize = lens.iter().map(|&len| usize::from(len)).sum();
-    let valid = total <= bytes.len() && lens.iter().all(|&len| (MIN_PACKET..=MAX_PACKET).contains(&usize::from(len)));
-    if valid {
+    let (total, valid) = lens.iter().fold((0, true), |(total, valid), &len| {
+        let len = usize::from(len);
+        (total + len, valid & (MIN_PACKET..=MAX_PACKET).contains(&len))
+    });
+    if valid && total <= bytes.len() {
         return Ok(());
     }
     Err(io::Error::new(

@@ -228,6 +228,60 @@ impl ShmLink {
             }
         }
     }
+
+    /// Hands over what came, of each peer a batch at most. Returns how many packets that were.
+    #[inline(never)]
+    fn take(&mut self, sink: &mut dyn FnMut(IpAddr, Packet<'_>)) -> usize {
+        let before = self.stats.rx_packets;
+        let count = self.peers.len();
+        let mut leaving = false;
+        for step in 0..count {
+            // As far as the first one's turn has come, and around.
+            let at = self.turn + step;
+            let peer = &mut self.peers[if at < count { at } else { at - count }];
+            if !peer.rx.waiting() {
+                peer.spent = peer.gone;
+                leaving |= peer.spent;
+                continue;
+            }
+            for _ in 0..RX_BATCH {
+                match peer.rx.peek(&self.lookahead) {
+                    Ok(Some(Record { at: offset, len, refers })) => {
+                        self.stats.received(peer.ip, len);
+                        let buffer = peer.rx.shared();
+                        if refers {
+                            match referred(buffer, (offset, len), &mut self.short[..], &peer.views) {
+                                Some(packet) => sink(peer.ip, packet),
+                                None => self.stats.dropped += 1,
+                            }
+                        } else if len > SHORT {
+                            sink(peer.ip, Packet::Shared { buffer, offset, len });
+                        } else if buffer.take(offset, &mut self.short[..len]).is_ok() {
+                            sink(peer.ip, Packet::Private(&self.short[..len]));
+                        }
+                        peer.rx.pass(len);
+                        continue;
+                    }
+                    Ok(None) => peer.spent = peer.gone,
+                    Err(Broken) => {
+                        self.stats.malformed += 1;
+                        peer.spent = true;
+                    }
+                }
+                break;
+            }
+            peer.rx.release();
+            leaving |= peer.spent;
+        }
+        if leaving {
+            let leave = self.peers.extract_if(.., |peer| peer.spent);
+            self.port.lost(leave.filter(|peer| peer.came).count());
+        }
+        self.turn = if self.turn + 1 < self.peers.len() { self.turn + 1 } else { 0 };
+        let packets = (self.stats.rx_packets - before) as usize;
+        self.work += packets;
+        packets
+    }
 }
 
 impl Peer {
@@ -423,61 +477,17 @@ impl Link for ShmLink {
         result
     }
 
+    #[inline]
     fn recv_in_place(&mut self, sink: &mut dyn FnMut(IpAddr, Packet<'_>)) -> io::Result<usize> {
         self.work += 1;
         if self.work >= WORK_PER_LOOK {
             self.work = 0;
             self.look();
+        } else if !self.peers.iter().any(|peer| peer.gone || peer.rx.waiting()) {
+            // As most polls are.
+            return Ok(0);
         }
-        let before = self.stats.rx_packets;
-        let count = self.peers.len();
-        let mut leaving = false;
-        for step in 0..count {
-            // As far as the first one's turn has come, and around.
-            let at = self.turn + step;
-            let peer = &mut self.peers[if at < count { at } else { at - count }];
-            if !peer.rx.waiting() {
-                peer.spent = peer.gone;
-                leaving |= peer.spent;
-                continue;
-            }
-            for _ in 0..RX_BATCH {
-                match peer.rx.peek(&self.lookahead) {
-                    Ok(Some(Record { at: offset, len, refers })) => {
-                        self.stats.received(peer.ip, len);
-                        let buffer = peer.rx.shared();
-                        if refers {
-                            match referred(buffer, (offset, len), &mut self.short[..], &peer.views) {
-                                Some(packet) => sink(peer.ip, packet),
-                                None => self.stats.dropped += 1,
-                            }
-                        } else if len > SHORT {
-                            sink(peer.ip, Packet::Shared { buffer, offset, len });
-                        } else if buffer.take(offset, &mut self.short[..len]).is_ok() {
-                            sink(peer.ip, Packet::Private(&self.short[..len]));
-                        }
-                        peer.rx.pass(len);
-                        continue;
-                    }
-                    Ok(None) => peer.spent = peer.gone,
-                    Err(Broken) => {
-                        self.stats.malformed += 1;
-                        peer.spent = true;
-                    }
-                }
-                break;
-            }
-            peer.rx.release();
-            leaving |= peer.spent;
-        }
-        if leaving {
-            let leave = self.peers.extract_if(.., |peer| peer.spent);
-            self.port.lost(leave.filter(|peer| peer.came).count());
-        }
-        self.turn = if self.turn + 1 < self.peers.len() { self.turn + 1 } else { 0 };
-        let packets = (self.stats.rx_packets - before) as usize;
-        self.work += packets;
-        Ok(packets)
+        Ok(self.take(sink))
     }
 
     fn look_ahead(&mut self, lookahead: &Arc<Lookahead>) {

@@ -304,12 +304,14 @@ impl Consumer {
             return Err(Broken);
         }
         let data = self.base + DATA_OFFSET + at + WORD;
+        let next = self.head + (WORD + len.next_multiple_of(WORD)) as u64;
         // All lines are on their way from the other core before the copy waits for the first.
-        self.shared.prefetch(data, len);
-        if len >= LONG {
-            self.look_ahead(at + WORD + len.next_multiple_of(WORD), lookahead);
-        } else {
-            self.ask_ahead(self.head + (WORD + len.next_multiple_of(WORD)) as u64);
+        if self.asked < next {
+            self.shared.prefetch(data, len);
+        }
+        match len >= LONG {
+            true => self.look_ahead(at + WORD + len.next_multiple_of(WORD), lookahead),
+            false => self.ask_ahead(next),
         }
         Ok(Some(Record { at: data, len, refers }))
     }
