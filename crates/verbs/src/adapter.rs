@@ -2,7 +2,9 @@
 //!
 //! [`Settings`] says what it is like.
 
+use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 
@@ -50,6 +52,63 @@ struct Links {
     udp: Option<u8>,
 }
 
+/// The engine, for as long as this is held.
+pub struct Engine<'a> {
+    guard: DeviceGuard<'a>,
+    whole: Whole,
+}
+
+impl<'a> Engine<'a> {
+    /// The guard, and what is to outlive it.
+    pub fn parts(self) -> (DeviceGuard<'a>, Whole) {
+        (self.guard, self.whole)
+    }
+}
+
+impl<'a> Deref for Engine<'a> {
+    type Target = DeviceGuard<'a>;
+
+    #[inline]
+    fn deref(&self) -> &DeviceGuard<'a> {
+        &self.guard
+    }
+}
+
+impl DerefMut for Engine<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.guard
+    }
+}
+
+/// While this lives its thread is not cancelled: the system's calls are places where threads are, and a driver's calls, but for
+/// those that wait, are none. So what is begun here comes to its end, and no lock stays behind.
+pub struct Whole(c_int);
+
+impl Whole {
+    #[inline]
+    pub fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: a number of our own; nothing of the thread changes but whether it can be cancelled.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Whole {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: as it was before.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
+
+const CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
 static ADAPTER: AtomicPtr<Adapter> = AtomicPtr::new(std::ptr::null_mut());
 /// Held while the device is opened, and while the process forks.
 static OPENING: parking_lot::RawMutex = parking_lot::RawMutex::INIT;
@@ -62,6 +121,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
     if let Some(adapter) = current() {
         return Ok(adapter);
     }
+    let _whole = Whole::new();
     register_handlers();
     OPENING.lock();
     let result = match current() {
@@ -139,13 +199,16 @@ impl Adapter {
 
     /// Takes the engine; `None` in a child of the process that opened the device, where nobody may touch it.
     #[inline]
-    pub fn lock(&self) -> Option<DeviceGuard<'_>> {
-        (self.generation == GENERATION.load(Ordering::Relaxed)).then(|| self.device.lock())
+    pub fn lock(&self) -> Option<Engine<'_>> {
+        (self.generation == GENERATION.load(Ordering::Relaxed)).then(|| {
+            let whole = Whole::new();
+            Engine { guard: self.device.lock(), whole }
+        })
     }
 
     /// How it is doing; `None` in a child of the process that opened it.
     pub fn state(&self) -> Option<DeviceState> {
-        Some(DeviceState::of(&mut self.lock()?))
+        Some(DeviceState::of(&mut *self.lock()?))
     }
 
     /// Takes a region away from its users, and returns when none of them is at it: from then on the program may free the
