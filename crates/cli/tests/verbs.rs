@@ -223,6 +223,13 @@ fn threads_are_cancelled_where_they_wait() {
 }
 
 #[test]
+fn signals_of_a_program_are_for_its_own_threads() {
+    if let Some((_dir, program)) = built("signals", &["-pthread", "-libverbs"]) {
+        assert_eq!(said_by(&["--quiet"], &[&program]).0, "its own\n");
+    }
+}
+
+#[test]
 fn errors_are_one_line() {
     if ready("cc", "gcc") {
         let output = start(&[], &["/nonexistent"]).wait_with_output().expect("output");
