@@ -2,7 +2,6 @@
 //!
 //! [`Settings`] says what it is like.
 
-use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -16,6 +15,7 @@ use remora_real::link::pcap::PcapFile;
 use remora_real::presence::{self, DeviceState};
 use remora_real::{Device, DeviceGuard, LinkKind};
 
+use crate::cancel::Whole;
 use crate::events::Targets;
 use crate::manners::Manners;
 use crate::settings::{Failure, Settings, wrong};
@@ -79,34 +79,6 @@ impl DerefMut for Engine<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.guard
     }
-}
-
-/// While this lives its thread is not cancelled: the system's calls are places where threads are, and a driver's calls, but for
-/// those that wait, are none. So what is begun here comes to its end, and no lock stays behind.
-pub struct Whole(c_int);
-
-impl Whole {
-    #[inline]
-    pub fn new() -> Self {
-        let mut before = 0;
-        // SAFETY: a number of our own; nothing of the thread changes but whether it can be cancelled.
-        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
-        Self(before)
-    }
-}
-
-impl Drop for Whole {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: as it was before.
-        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
-    }
-}
-
-const CANCEL_DISABLE: c_int = 1;
-
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
 static ADAPTER: AtomicPtr<Adapter> = AtomicPtr::new(std::ptr::null_mut());
@@ -201,8 +173,8 @@ impl Adapter {
     #[inline]
     pub fn lock(&self) -> Option<Engine<'_>> {
         (self.generation == GENERATION.load(Ordering::Relaxed)).then(|| {
-            let whole = Whole::new();
-            Engine { guard: self.device.lock(), whole }
+            let guard = self.device.lock();
+            Engine { guard, whole: Whole::if_need_be() }
         })
     }
 

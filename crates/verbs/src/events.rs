@@ -17,7 +17,7 @@ use remora_nic::{CqId, Event, Qpn, SrqId, WcStatus};
 pub use remora_preload::{errno, set_errno};
 
 use crate::abi::*;
-use crate::adapter::Whole;
+use crate::cancel::Whole;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::qp::Qp;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 
-use crate::adapter::Whole;
+use crate::cancel::Whole;
 
 /// Whether every byte of the range is mapped and readable, and writable if need be. True if the kernel does not say.
 pub fn allow(start: usize, len: usize, write: bool) -> bool {

@@ -5,7 +5,8 @@ use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::abi::*;
-use crate::adapter::{Adapter, Whole};
+use crate::adapter::Adapter;
+use crate::cancel::Whole;
 use crate::context::adapter_of;
 use crate::device::{self, GUID_MARK};
 use crate::events::set_errno;

@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use remora_preload::{errno, set_errno};
 use remora_real::presence;
 
-use crate::adapter::{self, Whole};
+use crate::adapter;
+use crate::cancel::Whole;
 use crate::tree::{self, MARKS, PLACES};
 
 /// The longest path, with the zero behind it.
