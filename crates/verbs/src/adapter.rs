@@ -18,7 +18,7 @@ use remora_real::{Device, DeviceGuard, LinkKind};
 use crate::cancel::Whole;
 use crate::events::Targets;
 use crate::manners::Manners;
-use crate::settings::{Failure, Settings, wrong};
+use crate::settings::{Failure, Settings, say, wrong};
 use crate::tree;
 
 /// Last byte of the addresses tried by default.
@@ -108,7 +108,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
     // SAFETY: locked above.
     unsafe { OPENING.unlock() };
     result.map_err(|(errno, why)| {
-        eprintln!("remora: {why}");
+        say(why);
         errno
     })
 }
@@ -275,15 +275,13 @@ fn register_handlers() {
             if let Some(captured) = adapter.pcap.as_ref().map(PcapFile::finish)
                 && captured.lost > 0
             {
-                eprintln!("remora: {captured}");
+                say(captured);
             }
             let process = std::process::id();
             if let (Some(first), Some(state)) = (adapter.summary, adapter.state())
                 && (first == process || state.is_used())
             {
-                // At once: programs that end together write to one terminal.
-                let line = format!("remora: device {} of process {process}: {state}\n", adapter.address);
-                let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+                say(format_args!("device {} of process {process}: {state}", adapter.address));
             }
         }
     }

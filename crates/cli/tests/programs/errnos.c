@@ -7,6 +7,7 @@
 #include <infiniband/verbs.h>
 #include <net/if.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -360,6 +361,18 @@ static void forked(struct ibv_cq *cq)
     }
     wait(&status);
     expect("the child's end", status, 0);
+    /* One whose device cannot be, and whose complaint nobody hears, is told by an errno alone. */
+    if (fork() == 0) {
+        struct ibv_device **list = ibv_get_device_list(NULL);
+        int unheard[2];
+
+        signal(SIGPIPE, SIG_IGN);
+        if (setenv("REMORA_DEVICE_ADDRESS", "nowhere", 1) || pipe(unheard) || dup2(unheard[1], 2) < 0 || close(unheard[0]))
+            _exit(1);
+        _exit(ibv_open_device(list[0]) || errno != EINVAL);
+    }
+    wait(&status);
+    expect("the end of a child without a device", status, 0);
     expect("the parent's poll", ibv_poll_cq(cq, 1, &wc), 0);
 }
 
