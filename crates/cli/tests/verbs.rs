@@ -211,6 +211,24 @@ fn memory_is_the_programs_again_when_its_region_is_gone() {
     }
 }
 
+/// A thread that is cancelled where it waits for an event ends there, as in rdma-core, and in no other call.
+#[test]
+fn threads_are_cancelled_where_they_wait() {
+    if let Some((_dir, program)) = built("cancelled", &["-pthread", "-libverbs"]) {
+        for link in ["shm", "udp"] {
+            let (said, _) = said_by(&["--quiet", "--link", link], &[&program]);
+            assert_eq!(said.lines().last(), Some("all whole"), "{link}: {said}");
+        }
+    }
+}
+
+#[test]
+fn signals_of_a_program_are_for_its_own_threads() {
+    if let Some((_dir, program)) = built("signals", &["-pthread", "-libverbs"]) {
+        assert_eq!(said_by(&["--quiet"], &[&program]).0, "its own\n");
+    }
+}
+
 #[test]
 fn errors_are_one_line() {
     if ready("cc", "gcc") {

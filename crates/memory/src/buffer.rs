@@ -151,10 +151,10 @@ impl Buffer {
         Some(unsafe { copy::word(self.0.ptr.as_ptr().wrapping_add(*data)) })
     }
 
-    /// The term that runs.
+    /// The term that runs: who sees a new one sees what its beginning was for.
     #[inline]
     pub(crate) fn term(&self) -> u64 {
-        self.term_word().map_or(0, |word| word.load(Ordering::Relaxed))
+        self.term_word().map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// Begins a new term: whoever reads bytes that were named before finds out, before this thread's later writes show. Nothing

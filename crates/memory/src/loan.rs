@@ -148,11 +148,12 @@ impl Drop for View {
     }
 }
 
-/// Where in a lendable buffer bytes of a region are.
+/// Where in a lendable buffer bytes of a region are, and in which term they were its.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     pub(crate) buffer: &'a Buffer,
     pub(crate) offset: usize,
+    pub(crate) term: u64,
 }
 
 /// A buffer that was lent, for who does not keep it alive.
@@ -203,7 +204,7 @@ impl Loans {
             return None;
         }
         let (len, offset) = (u32::try_from(len).ok()?, place.offset as u64);
-        Some(Reference { slot: slot as u32, len, term: place.buffer.term(), offset })
+        Some(Reference { slot: slot as u32, len, term: place.term, offset })
     }
 
     /// The buffer that is to be lent next, and the slot that it has from now on: there was a free one.
@@ -313,6 +314,15 @@ mod tests {
         }
         assert!(terms.windows(2).all(|pair| pair[0] < pair[1]) && !lent.is_registered());
         assert!(one.place(one.va(), 8).is_none());
+        // Nor does what is named a moment later say that the bytes are still the region's: its owner may have others there by then.
+        let again = registry.register(pd, &buffer, 0, 8192, None, Access::all()).unwrap();
+        let loans = Loans::default();
+        assert_eq!(loans.name(&again.place(again.va(), 600).unwrap(), 600), None);
+        loans.lend(loans.next_wanted().unwrap().0);
+        let place = again.place(again.va(), 600).unwrap();
+        assert_eq!(loans.name(&place, 600).unwrap().term, view.term());
+        registry.deregister(again.key()).unwrap();
+        assert!(loans.name(&place, 600).unwrap().term < view.term(), "named in a term that is over");
         let other = Buffer::lendable(8192).unwrap();
         assert!(super::tests::view(&other).unwrap().term() > view.term() + (1 << 30), "no two have the same");
     }

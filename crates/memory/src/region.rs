@@ -239,8 +239,10 @@ impl Region {
     #[inline]
     pub fn place(&self, va: u64, len: usize) -> Option<Place<'_>> {
         let buffer = self.whole().filter(|buffer| buffer.0.lendable().is_some())?;
+        // Before the region is found to be there: whoever takes it away then ends this term, or one before.
+        let term = buffer.term();
         self.bounds(va, len as u64).ok()?;
-        Some(Place { buffer, offset: va.wrapping_sub(self.va) as usize })
+        Some(Place { buffer, offset: va.wrapping_sub(self.va) as usize, term })
     }
 
     /// What peers were told of this region's bytes holds no longer: see [`Buffer::end_term`].

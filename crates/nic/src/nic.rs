@@ -274,7 +274,8 @@ impl Nic {
         Ok(qpn)
     }
 
-    /// Destroys a queue pair that is in no multicast group. Requests still posted vanish without completions.
+    /// Destroys a queue pair that is in no multicast group. Requests still posted vanish without completions, and completions that
+    /// nobody has taken vanish too: who frees what they stand for is not to meet them.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let (init, has_windows) = (self.qp(qpn)?.init, self.qp(qpn)?.has_windows);
         if self.is_attached(qpn) {
@@ -295,8 +296,11 @@ impl Nic {
             self.late.pop_front();
         }
         self.late.push_back(qpn.0);
-        self.cq(init.send_cq)?.users -= 1;
-        self.cq(init.recv_cq)?.users -= 1;
+        for cq in [init.send_cq, init.recv_cq] {
+            let cq = self.cq(cq)?;
+            cq.forget(qpn);
+            cq.users -= 1;
+        }
         if let Some(srq) = init.srq {
             self.srq(srq)?.users -= 1;
         }

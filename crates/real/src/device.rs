@@ -34,6 +34,7 @@ use crate::kernels::Kernels;
 use crate::link::admission::Gate;
 use crate::link::{Link, LinkKind, LinkStats};
 use crate::rings::{RingConfig, RingMemory};
+use crate::sys::start_thread;
 
 use alarm::Alarm;
 pub(crate) use bell::Bell;
@@ -249,9 +250,7 @@ impl Device {
             watch: Watch::default(),
         });
         let runner = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("remora-nic".into())
-            .spawn(move || runner.run())
+        let thread = start_thread("remora-nic", move || runner.run())
             .map_err(|e| Error::System { what: "starting the NIC thread", source: e })?;
         let driver = Arc::new(Driver { shared: shared.clone(), thread: Mutex::new(Some(thread)) });
         Ok(Self { shared, driver })

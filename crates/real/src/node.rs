@@ -40,6 +40,7 @@ use crate::device::{Device, Numbers};
 use crate::kernels::Kernels;
 use crate::link::Layers;
 use crate::links::{Links, node_links};
+use crate::sys::start_thread;
 use crate::{Deployers, Error};
 use control::Control;
 use host::Host;
@@ -174,8 +175,7 @@ impl Node {
         let figures = hosts.iter().map(Host::figures).collect();
         let mut node = Self { devices, stop, hosts: Vec::new(), left_out, figures, memory_limit: config.memory_limit };
         for (engine, host) in hosts.into_iter().enumerate() {
-            let thread = std::thread::Builder::new().name("remora-host".into());
-            let thread = config.on_core(engine, || thread.spawn(move || host.run()));
+            let thread = config.on_core(engine, || start_thread("remora-host", move || host.run()));
             node.hosts.push(thread.map_err(|e| Error::System { what: "starting the host thread", source: e })?);
         }
         Ok(node)

@@ -21,6 +21,7 @@ use remora_nic::Counters;
 
 use crate::device::{Device, DeviceGuard};
 use crate::link::{LinkKind, LinkStats};
+use crate::sys::start_thread;
 
 /// Where the directories of all of a user's processes are, without the user's ID: the first that can be.
 const HOMES: [&str; 2] = ["/dev/shm/remora-", "/tmp/remora-"];
@@ -274,7 +275,7 @@ impl Presence {
                 let _ = caller.write_all(state().unwrap_or_default().to_text().as_bytes());
             }
         };
-        std::thread::Builder::new().name("remora-state".into()).spawn(answer).map(drop)
+        start_thread("remora-state", answer).map(drop)
     }
 
     /// Removes the directory: the process ends.

@@ -1,6 +1,9 @@
 //! Small system calls that more than one module needs.
 
+use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -60,6 +63,31 @@ pub fn prepare_to_wait() {
     let _ = parking_lot::Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
 }
 
+/// Starts a thread beside those of a program, which may know nothing of it. Signals are for the program's own: one that waits for a
+/// signal, and keeps it from all threads that it has, would be ended by it here, and handlers would run in the midst of a device.
+pub(crate) fn start_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: sets of our own, each filled in before it is read: where the first call fails, which it does for no valid argument,
+    // the second is not. A new thread has its maker's.
+    let kept = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        // What a thread brings upon itself its program may have a handler for.
+        for own in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS] {
+            libc::sigdelset(all.as_mut_ptr(), own);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) == 0
+    };
+    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+    if kept {
+        // SAFETY: filled in above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    }
+    thread
+}
+
 /// Cores that the calling thread may use; none if the system does not say.
 pub fn cores() -> Option<usize> {
     sched_getaffinity(None).ok().map(|allowed| allowed.count() as usize)
@@ -94,4 +122,29 @@ pub fn on_core<R>(n: usize, work: impl FnOnce() -> R) -> R {
 pub fn process_cpu_ns() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The signals that the calling thread does not take, one bit each.
+    fn kept() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let set = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        u64::from_str_radix(set.trim(), 16).unwrap()
+    }
+
+    #[test]
+    fn signals_are_for_the_programs_own_threads() {
+        let before = kept();
+        let there = start_thread("test", kept).unwrap().join().unwrap();
+        let takes = |number: i32| there & 1 << (number - 1) == 0;
+        assert!(
+            [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGALRM, libc::SIGPROF, 64].iter().all(|&n| !takes(n))
+        );
+        // The C library's own two, and what a thread brings upon itself.
+        assert!([32, 33, libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS].iter().all(|&n| takes(n)));
+        assert_eq!(kept(), before, "and the maker's are as they were");
+    }
 }

@@ -3,6 +3,7 @@
 //! [`Settings`] says what it is like.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 
@@ -14,9 +15,10 @@ use remora_real::link::pcap::PcapFile;
 use remora_real::presence::{self, DeviceState};
 use remora_real::{Device, DeviceGuard, LinkKind};
 
+use crate::cancel::Whole;
 use crate::events::Targets;
 use crate::manners::Manners;
-use crate::settings::{Failure, Settings, wrong};
+use crate::settings::{Failure, Settings, say, wrong};
 use crate::tree;
 
 /// Last byte of the addresses tried by default.
@@ -50,6 +52,35 @@ struct Links {
     udp: Option<u8>,
 }
 
+/// The engine, for as long as this is held.
+pub struct Engine<'a> {
+    guard: DeviceGuard<'a>,
+    whole: Whole,
+}
+
+impl<'a> Engine<'a> {
+    /// The guard, and what is to outlive it.
+    pub fn parts(self) -> (DeviceGuard<'a>, Whole) {
+        (self.guard, self.whole)
+    }
+}
+
+impl<'a> Deref for Engine<'a> {
+    type Target = DeviceGuard<'a>;
+
+    #[inline]
+    fn deref(&self) -> &DeviceGuard<'a> {
+        &self.guard
+    }
+}
+
+impl DerefMut for Engine<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.guard
+    }
+}
+
 static ADAPTER: AtomicPtr<Adapter> = AtomicPtr::new(std::ptr::null_mut());
 /// Held while the device is opened, and while the process forks.
 static OPENING: parking_lot::RawMutex = parking_lot::RawMutex::INIT;
@@ -62,6 +93,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
     if let Some(adapter) = current() {
         return Ok(adapter);
     }
+    let _whole = Whole::new();
     register_handlers();
     OPENING.lock();
     let result = match current() {
@@ -76,7 +108,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
     // SAFETY: locked above.
     unsafe { OPENING.unlock() };
     result.map_err(|(errno, why)| {
-        eprintln!("remora: {why}");
+        say(why);
         errno
     })
 }
@@ -139,13 +171,16 @@ impl Adapter {
 
     /// Takes the engine; `None` in a child of the process that opened the device, where nobody may touch it.
     #[inline]
-    pub fn lock(&self) -> Option<DeviceGuard<'_>> {
-        (self.generation == GENERATION.load(Ordering::Relaxed)).then(|| self.device.lock())
+    pub fn lock(&self) -> Option<Engine<'_>> {
+        (self.generation == GENERATION.load(Ordering::Relaxed)).then(|| {
+            let guard = self.device.lock();
+            Engine { guard, whole: Whole::if_need_be() }
+        })
     }
 
     /// How it is doing; `None` in a child of the process that opened it.
     pub fn state(&self) -> Option<DeviceState> {
-        Some(DeviceState::of(&mut self.lock()?))
+        Some(DeviceState::of(&mut *self.lock()?))
     }
 
     /// Takes a region away from its users, and returns when none of them is at it: from then on the program may free the
@@ -240,15 +275,13 @@ fn register_handlers() {
             if let Some(captured) = adapter.pcap.as_ref().map(PcapFile::finish)
                 && captured.lost > 0
             {
-                eprintln!("remora: {captured}");
+                say(captured);
             }
             let process = std::process::id();
             if let (Some(first), Some(state)) = (adapter.summary, adapter.state())
                 && (first == process || state.is_used())
             {
-                // At once: programs that end together write to one terminal.
-                let line = format!("remora: device {} of process {process}: {state}\n", adapter.address);
-                let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+                say(format_args!("device {} of process {process}: {state}", adapter.address));
             }
         }
     }

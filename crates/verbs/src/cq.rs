@@ -163,7 +163,7 @@ pub unsafe extern "C" fn modify_cq(_cq: *mut ibv_cq, attr: *mut ibv_modify_cq_at
 }
 
 /// `ibv_destroy_cq`. It waits until every event that was taken is acknowledged.
-pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+pub unsafe extern "C-unwind" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller passes a completion queue of ours and never uses it again if this succeeds.
     unsafe {
         let queue = Cq::of(cq);
@@ -223,6 +223,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
             drop(guard);
             queue.relax(idle);
         } else if !queue.armed.load(Ordering::Relaxed) {
+            let (guard, _whole) = guard.parts();
             queue.adapter.device.linger(guard);
         }
         got

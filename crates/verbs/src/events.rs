@@ -17,14 +17,22 @@ use remora_nic::{CqId, Event, Qpn, SrqId, WcStatus};
 pub use remora_preload::{errno, set_errno};
 
 use crate::abi::*;
+use crate::cancel::Whole;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::qp::Qp;
 use crate::srq::Srq;
 
+// Where programs wait, a thread that is cancelled unwinds through its callers here.
+unsafe extern "C-unwind" {
+    fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
+    fn pthread_cond_wait(cond: *mut pthread_cond_t, mutex: *mut pthread_mutex_t) -> c_int;
+}
+
 /// A queue of events with a descriptor that is readable while there is one.
 pub struct EventQueue<T> {
-    fd: OwnedFd,
+    /// Until the end.
+    fd: Option<OwnedFd>,
     waiting: Mutex<VecDeque<T>>,
 }
 
@@ -36,18 +44,19 @@ impl<T> EventQueue<T> {
             return Err(errno());
         }
         // SAFETY: as above.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = Some(unsafe { OwnedFd::from_raw_fd(fd) });
         Ok(Self { fd, waiting: Mutex::new(VecDeque::with_capacity(64)) })
     }
 
     pub fn fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
     pub fn push(&self, event: T) {
         self.waiting.lock().push_back(event);
         // Not `write`, which is a way to the connection manager here (`ucma::file`). The counter does not overflow in
         // the life of a process.
+        let _whole = Whole::new();
         // SAFETY: a descriptor of our own.
         unsafe { libc::eventfd_write(self.fd(), 1) };
     }
@@ -56,7 +65,7 @@ impl<T> EventQueue<T> {
     pub fn wait(&self) -> Result<(), c_int> {
         let mut count = 0u64;
         // SAFETY: eight bytes of our own.
-        if unsafe { libc::read(self.fd(), (&raw mut count).cast(), 8) } == 8 { Ok(()) } else { Err(errno()) }
+        if unsafe { read(self.fd(), (&raw mut count).cast(), 8) } == 8 { Ok(()) } else { Err(errno()) }
     }
 
     /// Takes the next event, after a [`wait`](Self::wait); none if it was taken back, for its object is gone. It is counted before
@@ -95,6 +104,13 @@ impl<T> EventQueue<T> {
             };
         }
         taken.into()
+    }
+}
+
+impl<T> Drop for EventQueue<T> {
+    fn drop(&mut self) {
+        let _whole = Whole::new();
+        self.fd = None;
     }
 }
 
@@ -259,7 +275,7 @@ impl Async {
 }
 
 /// `ibv_get_async_event`.
-pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     // SAFETY: the caller passes a context of ours and an event to fill in.
     unsafe {
         let told = match (*Context::of(context)).asynchronous.pop(|told| told.count()) {
@@ -350,7 +366,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 }
 
 /// `ibv_get_cq_event`.
-pub unsafe extern "C" fn ibv_get_cq_event(
+pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
@@ -411,7 +427,7 @@ pub unsafe fn wait_acknowledged(
     unsafe {
         libc::pthread_mutex_lock(mutex);
         while counts.iter().any(|(done, reported)| **done != reported.load(Ordering::Relaxed)) {
-            libc::pthread_cond_wait(cond, mutex);
+            pthread_cond_wait(cond, mutex);
         }
         libc::pthread_mutex_unlock(mutex);
     }

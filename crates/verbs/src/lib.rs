@@ -8,6 +8,7 @@
 //! | `symbols`  | names and versions of the functions                                |
 //! | `abi`      | layouts and values of the header                                   |
 //! | `adapter`  | the process's device: address, links, forks                        |
+//! | `cancel`   | threads that are cancelled                                         |
 //! | `context`  | open devices, protection domains                                   |
 //! | `device`, `port`, `strings` | queries                                           |
 //! | `memory`, `maps`, `buffers` | memory regions and windows                        |
@@ -28,6 +29,7 @@ mod abi;
 mod adapter;
 mod ah;
 mod buffers;
+mod cancel;
 mod context;
 mod cq;
 mod cq_ex;

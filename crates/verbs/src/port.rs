@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::abi::*;
 use crate::adapter::Adapter;
+use crate::cancel::Whole;
 use crate::context::adapter_of;
 use crate::device::{self, GUID_MARK};
 use crate::events::set_errno;
@@ -145,6 +146,7 @@ fn entry(gid_index: u32, gid: ibv_gid, ndev_ifindex: u32) -> ibv_gid_entry {
 }
 
 fn interface_index(address: IpAddr) -> u32 {
+    let _whole = Whole::new();
     let name = CString::new(tree::interface(address)).unwrap_or_default();
     // SAFETY: a string.
     unsafe { libc::if_nametoindex(name.as_ptr()) }

@@ -6,6 +6,7 @@ use remora_nic::{Data, Nic, NicError, SendOp, SendWr, Sge, UdDest};
 use remora_real::DeviceGuard;
 
 use crate::abi::*;
+use crate::adapter::Engine;
 use crate::ah::Ah;
 use crate::memory::binding_of;
 use crate::qp::Qp;
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *
 /// The list is there, and `bad` a place for the one that fails.
 #[inline]
 pub unsafe fn recv_list(
-    guard: Option<DeviceGuard<'_>>,
+    guard: Option<Engine<'_>>,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     post: impl Fn(&mut Nic, u64, &[Sge]) -> Result<(), NicError>,

@@ -158,7 +158,7 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 }
 
 /// `ibv_destroy_qp`. It waits until every event that was taken is acknowledged.
-pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+pub unsafe extern "C-unwind" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller passes a queue pair of ours and never uses it again if this succeeds.
     unsafe {
         let pair = Qp::of(qp);

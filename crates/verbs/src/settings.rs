@@ -11,6 +11,8 @@
 //! | `REMORA_SUMMARY`        | a process's ID: a line there at the end, what the links carried, if anything or in that process | none |
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -80,7 +82,7 @@ fn loss() -> Result<Option<(Faults, u64)>, Failure> {
 
 /// `REMORA_TRACE=1`.
 fn trace() -> Result<Option<Tracer>, Failure> {
-    Ok(flag("REMORA_TRACE")?.then(|| Arc::new(|passed: &Passed<'_>| eprintln!("remora: {passed}")) as Tracer))
+    Ok(flag("REMORA_TRACE")?.then(|| Arc::new(|passed: &Passed<'_>| say(passed)) as Tracer))
 }
 
 /// A variable that is 1, or 0 or not there.
@@ -119,6 +121,11 @@ fn own_path(name: &OsStr, process: u32) -> PathBuf {
 
 fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Says a line on standard error, at once, as programs may share it; where nobody hears it, it is not said.
+pub fn say(line: impl Display) {
+    let _ = std::io::stderr().write_all(format!("remora: {line}\n").as_bytes());
 }
 
 /// The failure of a variable's value.

@@ -129,7 +129,7 @@ pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_i
 }
 
 /// `ibv_destroy_srq`.
-pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+pub unsafe extern "C-unwind" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: the caller passes a queue of ours and never uses it again if this succeeds.
     unsafe {
         let queue = Srq::of(srq);

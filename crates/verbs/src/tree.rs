@@ -23,6 +23,7 @@ use crate::adapter::{self, Adapter};
 use crate::device::{self, FIRMWARE, NAME};
 use crate::files::untouched;
 use crate::port::{GIDS, gids};
+use crate::settings::say;
 
 /// The bus address; its domain is one that no machine has.
 pub const BUS: &str = "0052:00:00.0";
@@ -81,7 +82,7 @@ pub fn get() -> Option<&'static Tree> {
         Ok(tree) => Box::into_raw(Box::new(tree)),
         Err(e) => {
             static SAID: std::sync::Once = std::sync::Once::new();
-            SAID.call_once(|| eprintln!("remora: /sys/class/infiniband cannot be shown: {e}"));
+            SAID.call_once(|| say(format_args!("/sys/class/infiniband cannot be shown: {e}")));
             return None;
         }
     };

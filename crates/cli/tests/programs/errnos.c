@@ -7,6 +7,7 @@
 #include <infiniband/verbs.h>
 #include <net/if.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -336,6 +337,14 @@ static void newer(void)
     CHECK(ibv_dealloc_pd(other), 0);
 }
 
+/* No other program that this one becomes, or starts, has the device's descriptors. */
+static void descriptors(const char *before, int count)
+{
+    for (int fd = 0; fd < count; fd++)
+        if (!before[fd] && fcntl(fd, F_GETFD) >= 0)
+            expect("a descriptor that ends with the program", fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+
 /* A child neither drives its parent's device nor hangs on it, and may open one of its own. */
 static void forked(struct ibv_cq *cq)
 {
@@ -352,16 +361,32 @@ static void forked(struct ibv_cq *cq)
     }
     wait(&status);
     expect("the child's end", status, 0);
+    /* One whose device cannot be, and whose complaint nobody hears, is told by an errno alone. */
+    if (fork() == 0) {
+        struct ibv_device **list = ibv_get_device_list(NULL);
+        int unheard[2];
+
+        signal(SIGPIPE, SIG_IGN);
+        if (setenv("REMORA_DEVICE_ADDRESS", "nowhere", 1) || pipe(unheard) || dup2(unheard[1], 2) < 0 || close(unheard[0]))
+            _exit(1);
+        _exit(ibv_open_device(list[0]) || errno != EINVAL);
+    }
+    wait(&status);
+    expect("the end of a child without a device", status, 0);
     expect("the parent's poll", ibv_poll_cq(cq, 1, &wc), 0);
 }
 
 int main(void)
 {
-    struct ibv_device **list = ibv_get_device_list(NULL);
+    char before[64];
+    struct ibv_device **list;
     struct ibv_xrcd_init_attr xrcd = { 0 };
     struct ibv_alloc_dm_attr dm = { .length = 64 };
     struct ibv_cq *cq;
 
+    for (int fd = 0; fd < 64; fd++)
+        before[fd] = fcntl(fd, F_GETFD) >= 0;
+    list = ibv_get_device_list(NULL);
     context = ibv_open_device(list[0]);
     if (!context || !(pd = ibv_alloc_pd(context)) || !(cq = ibv_create_cq(context, 64, NULL, NULL, 0))) {
         printf("no device\n");
@@ -370,6 +395,7 @@ int main(void)
     CHECK(OBJECT(ibv_open_xrcd(context, &xrcd)), EOPNOTSUPP);
     CHECK(OBJECT(ibv_alloc_dm(context, &dm)), EOPNOTSUPP);
     CHECK(OBJECT(ibv_import_device(0)), EOPNOTSUPP);
+    descriptors(before, sizeof before);
     memory();
     queues(cq);
     transitions(cq);

@@ -313,6 +313,25 @@ fn completion_events_come_once_and_as_armed() {
     assert!(p.b.take_events().contains(&Event::Completion(p.b.cq)));
 }
 
+/// A program frees what a work request's number stands for once its queue pair is gone.
+#[test]
+fn who_has_destroyed_a_queue_pair_hears_of_it_no_more() {
+    let mut p = pair(1024);
+    let init = QpInit::new(QpType::Rc, p.b.pd, p.b.cq, p.b.cq);
+    let other = p.b.nic.create_qp(init).expect("queue pair");
+    p.b.nic.to_init(other, ALL_REMOTE, 0).expect("new");
+    p.b.nic.post_recv(other, 7, &[]).expect("room");
+    p.b.recv(1, 0, 64);
+    p.b.recv(2, 0, 64);
+    for qp in [p.b.qp, other] {
+        p.b.nic.to_error(qp).expect("live");
+    }
+    assert_eq!(p.b.nic.cq_len(p.b.cq), 3, "all are flushed");
+    p.b.nic.destroy_qp(p.b.qp).expect("live");
+    let left = std::iter::from_fn(|| p.b.nic.poll_cq(p.b.cq)).map(|wc| (wc.qpn, wc.wr_id)).collect::<Vec<_>>();
+    assert_eq!(left, [(other, 7)], "only what is the other's");
+}
+
 #[test]
 fn an_overrun_completion_queue_is_an_error_not_a_loss() {
     let mut p = Pair::unconnected(1, CLEAN);

@@ -22,7 +22,7 @@ pub(super) struct Alarm {
 
 impl Alarm {
     pub fn new() -> Result<Self, Error> {
-        let bell = eventfd(0, EventfdFlags::NONBLOCK).map_err(Error::system("eventfd"))?;
+        let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(Error::system("eventfd"))?;
         Ok(Self { until: AtomicU64::new(0), nudged: AtomicBool::new(false), bell, rung: AtomicBool::new(false) })
     }
 

@@ -8,6 +8,7 @@ use remora_preload::{errno, set_errno};
 use remora_real::presence;
 
 use crate::adapter;
+use crate::cancel::Whole;
 use crate::tree::{self, MARKS, PLACES};
 
 /// The longest path, with the zero behind it.
@@ -288,8 +289,11 @@ pub(super) unsafe fn with_real<R>(
 unsafe fn with_place<R>(at: c_int, path: *const c_char, call: impl FnOnce(*const c_char, Option<&Place>) -> R) -> R {
     let mut place = Place::new();
     let before = errno();
-    // SAFETY: as the caller promises.
-    let found = unsafe { find(at, path, &mut place) };
+    let found = {
+        let _whole = Whole::new();
+        // SAFETY: as the caller promises.
+        unsafe { find(at, path, &mut place) }
+    };
     set_errno(before);
     match found {
         Found::Tree => call(place.as_ptr(), Some(&place)),

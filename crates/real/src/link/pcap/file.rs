@@ -10,6 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::sys::start_thread;
+
 /// Bytes that wait for the disk at most; as many may be on their way to it.
 const QUEUE: usize = 16 << 20;
 /// How long packets gather before they are written, unless the queue is half full before.
@@ -105,8 +107,7 @@ impl PcapFile {
         let queue = Queue { bytes: Vec::with_capacity(QUEUE), packets: 0, lost: 0, ending: false };
         let shared = Arc::new(Shared { queue: Mutex::new(queue), ready: Condvar::new() });
         let for_writer = shared.clone();
-        let writer =
-            std::thread::Builder::new().name("remora-pcap".into()).spawn(move || for_writer.write_to(&mut file))?;
+        let writer = start_thread("remora-pcap", move || for_writer.write_to(&mut file))?;
         let writer = Mutex::new(Some(writer));
         Ok(PcapFile(Arc::new(Handle { path: path.into(), shared, writer, captured: Mutex::new(None) })))
     }
