@@ -54,12 +54,25 @@ fn program() -> PathBuf {
 
 impl Racks {
     fn new() -> Option<Self> {
+        Self::with_links(|_| ())
+    }
+
+    /// It looks as if TCP did not get from one to the other: all goes by the gates from the first byte on, if it can.
+    fn by_gates() -> Option<Self> {
+        Self::with_links(|namespaces| {
+            let rule = "rule add unreachable ipproto tcp dport 7471 pref 100";
+            (0..2).for_each(|side| namespaces.ip(side, rule).expect("a rule"));
+        })
+    }
+
+    fn with_links(change: impl Fn(&Namespaces)) -> Option<Self> {
         if !Path::new(REMORA).with_file_name("libremora_sockets.so").exists() {
             skip("libremora_sockets.so is not beside remora", "Run cargo build -p remora-sockets");
             return None;
         }
         let namespaces = Namespaces::new(LINKS, 9000)?;
         namespaces.shape(200);
+        change(&namespaces);
         let dir = tempfile::tempdir().expect("a directory");
         let secret = dir.path().join("secret");
         std::fs::write(&secret, [7; 32]).expect("a secret");
@@ -125,13 +138,22 @@ fn ends_with((mut program, said): (Running, Said), last: &str) {
 
 #[test]
 fn connections_between_racks_are_what_they_were() {
-    let Some(mut racks) = Racks::new() else { return };
+    all_is_as_it_was(Racks::new());
+}
+
+#[test]
+fn connections_that_go_by_the_gates_at_once_are_what_they_were() {
+    all_is_as_it_was(Racks::by_gates());
+}
+
+fn all_is_as_it_was(racks: Option<Racks>) {
+    let Some(mut racks) = racks else { return };
     let _server = racks.serving(1, &["serve", PORT]);
     let [server, own, other] = [(1, 1), (0, 1), (0, 2)].map(|(side, link)| Namespaces::address(side, link));
     let (mut client, said) = racks.python(0, &["all", &server, PORT, &own, &other]);
     let lines = said.rest();
     assert!(client.0.wait().expect("its end").success(), "{lines}");
-    assert_eq!(lines.lines().count(), 12, "{lines}");
+    assert_eq!(lines.lines().count(), 15, "{lines}");
 
     // A link is cut amid the bytes, and nobody notices.
     let (mut client, mut said) = racks.python(0, &["push", &server, PORT, "20000000"]);
@@ -148,6 +170,19 @@ fn connections_between_racks_are_what_they_were() {
     let brought: Vec<&str> = lines.lines().filter(|line| line.contains(" MB")).collect();
     assert_eq!(brought.len(), LINKS, "{lines}");
     assert!(brought.iter().all(|line| !line.ends_with(" 0.0 MB")), "{lines}");
+    let went = lines.lines().find_map(|line| line.strip_suffix(" connections went by the gate. Brought over:"));
+    assert!(went.is_some_and(|count| count.parse::<usize>().is_ok_and(|count| count > 10)), "{lines}");
+}
+
+/// Small messages have the kernel's way, which wakes nobody in between.
+#[test]
+fn what_is_small_takes_the_kernels_way() {
+    let Some(mut racks) = Racks::new() else { return };
+    let _server = racks.serving(1, &["serve", PORT]);
+    ends_with(racks.python(0, &["short", &Namespaces::address(1, 0), PORT, "20"]), "done");
+    let (daemon, said) = racks.daemons.remove(0);
+    kill_process(Pid::from_raw(daemon.0.id() as i32).expect("a process"), Signal::TERM).expect("it ends");
+    assert!(!said.rest().contains("went by the gate"));
 }
 
 #[test]
@@ -187,7 +222,7 @@ fn a_gate_that_dies_resets_its_connections_and_the_next_one_leads_on() {
 /// What a server's rack cannot do is no refusal of the server's.
 #[test]
 fn who_has_no_ports_left_refuses_nothing() {
-    let Some(racks) = Racks::new() else { return };
+    let Some(racks) = Racks::by_gates() else { return };
     let _server = racks.serving(1, &["serve", PORT]);
     let mut few = racks.namespaces.command(1, "sysctl");
     assert!(few.args(["-q", "net.ipv4.ip_local_port_range=40000 40007"]).status().expect("sysctl").success());
@@ -197,7 +232,7 @@ fn who_has_no_ports_left_refuses_nothing() {
 /// A server that takes its connections late has clients that wait, as long as they would anywhere, or said.
 #[test]
 fn who_waits_for_a_busy_server_waits_as_long_as_it_takes() {
-    let Some(racks) = Racks::new() else { return };
+    let Some(racks) = Racks::by_gates() else { return };
     let _server = racks.serving(1, &["wait", PORT, "4"]);
     let server = Namespaces::address(1, 0);
     let crowd = racks.python(0, &["crowd", &server, PORT, "6"]);
@@ -210,7 +245,7 @@ fn who_waits_for_a_busy_server_waits_as_long_as_it_takes() {
 /// Who waits for another rack's server keeps nobody from hearing who it is that comes.
 #[test]
 fn names_are_told_while_many_wait() {
-    let Some(racks) = Racks::new() else { return };
+    let Some(racks) = Racks::by_gates() else { return };
     let _server = racks.serving(1, &["serve", PORT]);
     let _busy = racks.serving(0, &["wait", PORT, "3"]);
     let crowd = racks.python(1, &["crowd", &Namespaces::address(0, 0), PORT, "80"]);
@@ -233,7 +268,7 @@ fn held(process: Pid) -> [usize; 3] {
 
 #[test]
 fn short_connections_leave_nothing_behind() {
-    let Some(racks) = Racks::new() else { return };
+    let Some(racks) = Racks::by_gates() else { return };
     let _server = racks.serving(1, &["serve", PORT]);
     let server = Namespaces::address(1, 0);
     let run = |count: &str| {

@@ -68,10 +68,24 @@ pub enum Question {
         /// What its socket is bound to: a port at least.
         own: SocketAddr,
     },
+    /// Does it lead there?
+    Whither {
+        /// To whom a program is about to connect.
+        to: IpAddr,
+    },
     /// A connection came from the gate.
     Whence {
         /// From this address of the gate's.
         peer: SocketAddr,
+    },
+    /// A connection of the kernel's, which comes with the message, has much to carry.
+    Much,
+    /// After [`GateAnswer::Yours`]: nothing but the gate sends or takes bytes by the kernel's connection from now on.
+    Moved {
+        /// Bytes that the program has sent by it.
+        sent: u64,
+        /// Bytes that it has taken from it.
+        taken: u64,
     },
 }
 
@@ -80,6 +94,14 @@ pub enum Question {
 pub enum GateAnswer {
     /// It leads nowhere near, or knows nothing of it: the kernel does.
     No,
+    /// It does, and is to be asked for a connection.
+    Leads,
+    /// It does, and so does the kernel, whose way is as good as long as there is not much to carry.
+    Direct,
+    /// Not yet: nobody has said the same of the other end. To be asked again.
+    Later,
+    /// The connection that comes with this is to take the place of the kernel's one.
+    Yours,
     /// The connection stands. To be connected to `at`, within seconds.
     Way {
         /// An address of the gate's.
@@ -110,6 +132,13 @@ const NO: u32 = 6;
 const WAY: u32 = 7;
 const REFUSED: u32 = 8;
 const ORIGIN: u32 = 9;
+const MUCH: u32 = 10;
+const MOVED: u32 = 11;
+const DIRECT: u32 = 12;
+const LATER: u32 = 13;
+const YOURS: u32 = 14;
+const WHITHER: u32 = 15;
+const LEADS: u32 = 16;
 
 /// A message as it is sent.
 #[derive(Clone, Copy, Debug)]
@@ -138,12 +167,16 @@ impl Bytes {
         key.addresses().into_iter().for_each(|address| self.push_address(address));
     }
 
-    fn push_address(&mut self, address: SocketAddr) {
-        let ip = match address.ip() {
+    fn push_ip(&mut self, ip: IpAddr) {
+        let ip = match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
             IpAddr::V6(ip) => ip.octets(),
         };
         self.push(&ip);
+    }
+
+    fn push_address(&mut self, address: SocketAddr) {
+        self.push_ip(address.ip());
         self.push(&address.port().to_le_bytes());
     }
 
@@ -237,9 +270,20 @@ impl Question {
                 bytes.push_address(own);
                 bytes
             }
+            Self::Whither { to } => {
+                let mut bytes = Bytes::new(WHITHER);
+                bytes.push_ip(to);
+                bytes
+            }
             Self::Whence { peer } => {
                 let mut bytes = Bytes::new(WHENCE);
                 bytes.push_address(peer);
+                bytes
+            }
+            Self::Much => Bytes::new(MUCH),
+            Self::Moved { sent, taken } => {
+                let mut bytes = Bytes::new(MOVED);
+                [sent, taken].into_iter().for_each(|count| bytes.push(&count.to_le_bytes()));
                 bytes
             }
         }
@@ -255,6 +299,9 @@ impl Question {
         let question = match reader.word()? {
             REACH => Self::Reach { to: reader.address()?, own: reader.address()? },
             WHENCE => Self::Whence { peer: reader.address()? },
+            WHITHER => Self::Whither { to: reader.ip()? },
+            MUCH => Self::Much,
+            MOVED => Self::Moved { sent: reader.long()?, taken: reader.long()? },
             _ => return Err(Malformed),
         };
         reader.end(question)
@@ -266,6 +313,10 @@ impl GateAnswer {
     pub fn emit(&self) -> Bytes {
         match *self {
             Self::No => Bytes::new(NO),
+            Self::Leads => Bytes::new(LEADS),
+            Self::Direct => Bytes::new(DIRECT),
+            Self::Later => Bytes::new(LATER),
+            Self::Yours => Bytes::new(YOURS),
             Self::Way { at, own } => {
                 let mut bytes = Bytes::new(WAY);
                 bytes.push_address(at);
@@ -294,6 +345,10 @@ impl GateAnswer {
         let mut reader = Reader(bytes);
         let answer = match reader.word()? {
             NO => Self::No,
+            LEADS => Self::Leads,
+            DIRECT => Self::Direct,
+            LATER => Self::Later,
+            YOURS => Self::Yours,
             WAY => Self::Way { at: reader.address()?, own: reader.address()? },
             REFUSED => {
                 let [why] = reader.take()?;
@@ -319,23 +374,29 @@ impl Reader<'_> {
         self.take().map(u32::from_le_bytes)
     }
 
+    fn long(&mut self) -> Result<u64, Malformed> {
+        self.take().map(u64::from_le_bytes)
+    }
+
     fn endpoint(&mut self) -> Result<Endpoint, Malformed> {
         let end = match self.take()? {
             [0, 0, 0, 0] => ConnectionEnd::Low,
             [1, 0, 0, 0] => ConnectionEnd::High,
             _ => return Err(Malformed),
         };
-        let cookie = u64::from_le_bytes(self.take()?);
-        let namespace = u64::from_le_bytes(self.take()?);
+        let (cookie, namespace) = (self.long()?, self.long()?);
         let (low, high) = (self.address()?, self.address()?);
         let (key, which) = Key::new(namespace, low, high);
         // Only one order of the addresses is a key.
         if which != ConnectionEnd::Low { Err(Malformed) } else { Ok(Endpoint { key, end, cookie }) }
     }
 
+    fn ip(&mut self) -> Result<IpAddr, Malformed> {
+        Ok(Ipv6Addr::from(self.take::<16>()?).to_canonical())
+    }
+
     fn address(&mut self) -> Result<SocketAddr, Malformed> {
-        let ip = Ipv6Addr::from(self.take::<16>()?);
-        Ok(SocketAddr::new(ip.to_canonical(), u16::from_le_bytes(self.take()?)))
+        Ok(SocketAddr::new(self.ip()?, u16::from_le_bytes(self.take()?)))
     }
 
     fn end<T>(self, message: T) -> Result<T, Malformed> {
@@ -373,20 +434,22 @@ mod tests {
         }
 
         #[test]
-        fn a_gate_hears_and_is_heard((key, _) in key()) {
+        fn a_gate_hears_and_is_heard((key, _) in key(), sent: u64, taken: u64) {
             let [one, other] = key.addresses();
-            for question in [Question::Reach { to: one, own: other }, Question::Whence { peer: one }] {
+            let (reach, moved) = (Question::Reach { to: one, own: other }, Question::Moved { sent, taken });
+            for question in [reach, Question::Whence { peer: one }, Question::Whither { to: one.ip() }, Question::Much, moved] {
                 prop_assert_eq!(Question::parse(question.emit().as_slice()), Ok(question));
             }
             let refused = Refusal::ALL.map(GateAnswer::Refused);
-            let said = [GateAnswer::No, GateAnswer::Way { at: one, own: other }, GateAnswer::Origin { from: other }];
-            for answer in said.into_iter().chain(refused) {
+            let said = [GateAnswer::Way { at: one, own: other }, GateAnswer::Origin { from: other }];
+            let short = [GateAnswer::No, GateAnswer::Leads, GateAnswer::Direct, GateAnswer::Later, GateAnswer::Yours];
+            for answer in said.into_iter().chain(short).chain(refused) {
                 prop_assert_eq!(GateAnswer::parse(answer.emit().as_slice()), Ok(answer));
             }
         }
 
         #[test]
-        fn anything_else_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..LONGEST + 1), kind in 0..11u32) {
+        fn anything_else_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..LONGEST + 1), kind in 0..18u32) {
             let mut framed = kind.to_le_bytes().to_vec();
             framed.extend(&bytes);
             for bytes in [&bytes, &framed] {

@@ -39,6 +39,8 @@ pub enum Record {
         to: SocketAddr,
         /// Who it is.
         from: SocketAddr,
+        /// The two have a connection of the kernel's, which is to go on as this one.
+        goes_on: bool,
     },
     /// What became of an `Open`.
     Answer {
@@ -83,7 +85,7 @@ const RESET: u8 = 5;
 
 fn len_of(kind: u8) -> Result<usize, NoRecord> {
     match kind {
-        OPEN => Ok(1 + 8 + 2 * 18),
+        OPEN => Ok(1 + 8 + 2 * 18 + 1),
         ANSWER => Ok(1 + 8 + 1),
         LIMIT | END | RESET => Ok(1 + 8 + 8),
         _ => Err(NoRecord),
@@ -107,10 +109,11 @@ impl Record {
             out.extend(flow.0.to_le_bytes());
         };
         match *self {
-            Self::Open { flow, to, from } => {
+            Self::Open { flow, to, from, goes_on } => {
                 head(OPEN, flow);
                 push_address(out, to);
                 push_address(out, from);
+                out.push(goes_on.into());
             }
             Self::Answer { flow, answer } => {
                 head(ANSWER, flow);
@@ -152,7 +155,10 @@ impl Record {
         };
         let flow = FlowId(number(0)?);
         let record = match kind {
-            OPEN => Self::Open { flow, to: address(8)?, from: address(26)? },
+            OPEN => {
+                let goes_on = if bytes[44] < 2 { bytes[44] == 1 } else { return Err(NoRecord) };
+                Self::Open { flow, to: address(8)?, from: address(26)?, goes_on }
+            }
             ANSWER => {
                 let why = Refusal::ALL.into_iter().find(|why| *why as u8 == bytes[8]);
                 let answer = if bytes[8] == 0 { Ok(()) } else { Err(why.ok_or(NoRecord)?) };
@@ -182,7 +188,12 @@ mod tests {
         };
         let answer = prop_oneof![Just(Ok(())), prop::sample::select(&Refusal::ALL[..]).prop_map(Err)];
         prop_oneof![
-            (flow(), address(), address()).prop_map(|(flow, to, from)| Record::Open { flow, to, from }),
+            (flow(), address(), address(), any::<bool>()).prop_map(|(flow, to, from, goes_on)| Record::Open {
+                flow,
+                to,
+                from,
+                goes_on
+            }),
             (flow(), answer).prop_map(|(flow, answer)| Record::Answer { flow, answer }),
             (flow(), any::<u64>()).prop_map(|(flow, limit)| Record::Limit { flow, limit }),
             (flow(), any::<u64>()).prop_map(|(flow, at)| Record::End { flow, at }),

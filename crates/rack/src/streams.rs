@@ -50,6 +50,8 @@ pub enum StreamEvent {
         to: SocketAddr,
         /// Who asks.
         from: SocketAddr,
+        /// Both have a connection of the kernel's, which is to go on as this one.
+        goes_on: bool,
     },
     /// What the other rack says to [`Streams::open`].
     Answered {
@@ -182,15 +184,15 @@ impl Streams {
         }
     }
 
-    /// Asks the other rack for a connection. None if there are too many.
-    pub fn open(&mut self, to: SocketAddr, from: SocketAddr) -> Option<FlowId> {
+    /// Asks the other rack for a connection, or that one of the kernel's goes on here. None if there are too many.
+    pub fn open(&mut self, to: SocketAddr, from: SocketAddr, goes_on: bool) -> Option<FlowId> {
         if self.streams.len() >= self.config.most {
             return None;
         }
         let flow = FlowId(self.next);
         self.next += 2;
         self.begin(flow, State::Asking);
-        self.say(Record::Open { flow, to, from });
+        self.say(Record::Open { flow, to, from, goes_on });
         Some(flow)
     }
 
@@ -251,6 +253,11 @@ impl Streams {
     /// Whether all has been read that there ever will be.
     pub fn is_finished(&self, flow: FlowId) -> bool {
         self.streams.get(&flow).is_none_or(|stream| stream.ends_at == Some(stream.into.ready().start))
+    }
+
+    /// Whether the other end has said where its bytes end.
+    pub fn has_end(&self, flow: FlowId) -> bool {
+        self.streams.get(&flow).is_none_or(|stream| stream.ends_at.is_some())
     }
 
     /// Whether its owner has closed it, or the other end has given it up and all has been read that came before.
@@ -394,7 +401,7 @@ impl Streams {
 
     fn hear_record(&mut self, record: Record) -> Result<(), Breach> {
         match record {
-            Record::Open { flow, to, from } => {
+            Record::Open { flow, to, from, goes_on } => {
                 // In a life of its own it may come to numbers that streams still have which its last one left behind.
                 let taken = self.streams.contains_key(&flow) || self.leaving.contains(&flow);
                 if flow.0 <= self.greatest || taken || (flow.0 % 2 == 0) == self.config.calls {
@@ -406,7 +413,7 @@ impl Streams {
                     return Ok(());
                 }
                 self.begin(flow, State::Asked);
-                self.events.push_back(StreamEvent::Asked { flow, to, from });
+                self.events.push_back(StreamEvent::Asked { flow, to, from, goes_on });
             }
             Record::Answer { flow, answer } => {
                 // It may have been given up here.

@@ -4,9 +4,13 @@
 //! asks the other one; there, a connection is made to whom it is meant for. Both programs then talk to the gate of their own
 //! rack, as to any other program of it, and the gates pass the bytes on in the streams of a [`Trunk`]. What closes or resets
 //! one end does so at the other.
+//!
+//! Where the kernel has a way of its own there, a connection begins as the kernel's between the two programs. It comes to the
+//! gates if it turns out to have much to carry (`going_on`).
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,12 +22,18 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use remora_rack::frame::{GATE_SOURCE, GateAnswer, LONGEST, Question, gate_name};
 use remora_rack::{FlowId, Refusal, StreamEvent};
 use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, sockopt};
+use rustix::net::{
+    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, sockopt,
+};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::Error;
 use crate::link::unix_socket;
 use crate::trunk::{Trunk, TrunkConfig, TrunkSleeper};
+
+use going_on::{Before, Wanted, Ways};
+
+mod going_on;
 
 /// How long a connection may take to be made, in the other rack and from the own program.
 const MAKING: Duration = Duration::from_secs(5);
@@ -59,8 +69,9 @@ pub struct Gate {
 struct Shared {
     inside: Mutex<Inside>,
     waker: TrunkSleeper,
-    /// Addresses of this rack, each with the one of the other.
-    ways: Vec<(IpAddr, IpAddr)>,
+    ways: Ways,
+    /// Whether this rack is the one that calls: it also says which connections of the kernel's go on here.
+    calls: bool,
     askers: AtomicUsize,
     made: AtomicU64,
 }
@@ -72,6 +83,8 @@ struct Inside {
     answers: HashMap<FlowId, Result<(), Refusal>>,
     /// Who is behind this gate's connections to programs of the own rack, by their addresses here.
     origins: HashMap<SocketAddr, SocketAddr>,
+    /// Connections of the kernel's that have much to carry, by their own address and the peer's.
+    wanted: HashMap<(SocketAddr, SocketAddr), Wanted>,
 }
 
 /// A connection that passes.
@@ -89,7 +102,12 @@ struct Passage {
     idle: bool,
     /// All was written to it, and nobody waits.
     ended: bool,
+    /// The kernel's connection that it has begun as.
+    before: Option<Before>,
 }
+
+/// What a question of a program has led to: its connection, and what it has begun as.
+type Made = (FlowId, TcpStream, Option<Before>);
 
 impl Gate {
     /// Opens it: programs can ask from now on.
@@ -99,7 +117,7 @@ impl Gate {
     /// An address that is not this host's or has a NIC already, no memory, or a gate of this user that is there already
     /// (`AddrInUse`).
     pub fn new(config: TrunkConfig) -> Result<Self, Error> {
-        let ways = config.ways.clone();
+        let (ways, calls) = (Ways::new(&config.ways), config.calls);
         let user = rustix::process::geteuid();
         let listening = || {
             let listener = unix_socket()?;
@@ -112,8 +130,9 @@ impl Gate {
         let trunk = Trunk::new(config)?;
         let (sleeper, waker) = (trunk.sleeper(), trunk.sleeper());
         let (passages, answers, origins) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let inside = Mutex::new(Inside { trunk, passages, answers, origins });
-        let shared = Arc::new(Shared { inside, waker, ways, askers: AtomicUsize::new(0), made: AtomicU64::new(0) });
+        let inside = Mutex::new(Inside { trunk, passages, answers, origins, wanted: HashMap::new() });
+        let (askers, made) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let shared = Arc::new(Shared { inside, waker, ways, calls, askers, made });
         let asked = shared.clone();
         spawn("gate", move || asked.listen(&listener)).map_err(|source| Error::System { what: "a thread", source })?;
         Ok(Self { shared, sleeper })
@@ -140,13 +159,17 @@ impl Gate {
         let driven = inside.trunk.drive()?;
         while let Some(event) = inside.trunk.poll_event() {
             match event {
-                StreamEvent::Asked { flow, to, from } => self.shared.asked(&mut inside, flow, to, from),
+                StreamEvent::Asked { flow, to, from, goes_on: false } => self.shared.asked(&mut inside, flow, to, from),
+                StreamEvent::Asked { flow, to, from, goes_on: true } => inside.asked_to_go_on(flow, to, from),
                 StreamEvent::Answered { flow, answer } => {
-                    inside.answers.insert(flow, answer);
-                    inside.notify(flow);
+                    if !inside.answered_to_go_on(flow, answer) {
+                        inside.answers.insert(flow, answer);
+                        inside.notify(flow);
+                    }
                 }
                 StreamEvent::Changed(flow) => inside.changed(flow),
                 StreamEvent::Reset(flow) => {
+                    inside.lost_before(flow);
                     inside.notify(flow);
                     // Who passes bytes on there passes on what came before, and tells the program then.
                     let ended = inside.passages.get(&flow).filter(|passage| passage.ended);
@@ -157,6 +180,7 @@ impl Gate {
                 StreamEvent::Gone(flow) => inside.notify(flow),
             }
         }
+        inside.forget_wanted();
         let pause = inside.trunk.pause(timeout);
         MutexGuard::unlock_fair(inside);
         self.sleeper.rest(driven, pause);
@@ -186,6 +210,7 @@ impl Inside {
 
     /// A stream has bytes, room, or an end. Few bytes go to the program at once, if it takes them.
     fn changed(&mut self, flow: FlowId) {
+        self.hear_before(flow);
         let Some(Passage { told, room, stream, idle, .. }) = self.passages.get(&flow) else { return };
         room.notify_all();
         if let Some(stream) = stream.as_ref().filter(|_| *idle) {
@@ -225,7 +250,7 @@ impl Inside {
 impl Shared {
     /// The other rack wants a connection to a program of this one.
     fn asked(self: &Arc<Self>, inside: &mut Inside, flow: FlowId, to: SocketAddr, from: SocketAddr) {
-        if !self.ways.iter().any(|(own, _)| *own == to.ip()) {
+        if !self.ways.lead_from(to.ip()) {
             return inside.trunk.answer(flow, Err(Refusal::NoWay));
         }
         inside.passages.insert(flow, Passage::default());
@@ -241,7 +266,7 @@ impl Shared {
             shared.inside.lock().trunk.answer(flow, answer);
             shared.waker.wake();
             match stream {
-                Ok((stream, own)) => shared.carry(flow, stream, Some(own)),
+                Ok((stream, own)) => shared.carry((flow, stream, None), Some(own)),
                 Err(_) => drop(shared.inside.lock().passages.remove(&flow)),
             }
         });
@@ -284,8 +309,8 @@ impl Shared {
                         let _ = spawn("gate out", move || {
                             let made = shared.hear(&asker);
                             drop(asker);
-                            if let Some((flow, stream)) = made {
-                                shared.carry(flow, stream, None);
+                            if let Some(made) = made {
+                                shared.carry(made, None);
                             }
                         });
                     }
@@ -298,30 +323,40 @@ impl Shared {
     }
 
     /// Hears a question and answers it. Returns the connection that came of it.
-    fn hear(&self, asker: &OwnedFd) -> Option<(FlowId, TcpStream)> {
-        let mut bytes = [0; LONGEST + 1];
+    fn hear(&self, asker: &OwnedFd) -> Option<Made> {
         let _ = sockopt::set_socket_timeout(asker, sockopt::Timeout::Recv, Some(MAKING));
-        let (len, _) = net::recv(asker, &mut bytes, RecvFlags::empty()).ok()?;
+        let (question, file) = heard(asker)?;
         let say = |answer: GateAnswer| {
             net::send(asker, answer.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
         };
-        let (to, bound) = match Question::parse(&bytes[..len.min(bytes.len())]).ok()? {
+        let (to, bound) = match question {
             Question::Reach { to, own } => (to, own),
+            Question::Whither { to } => {
+                let is_direct = |way| self.inside.lock().trunk.is_up(way) && self.ways.are_kernels(way);
+                say(match self.ways.lead_to(to) {
+                    Some((way, _)) if is_direct(way) => GateAnswer::Direct,
+                    Some(_) => GateAnswer::Leads,
+                    None => GateAnswer::No,
+                });
+                return None;
+            }
             Question::Whence { peer } => {
                 let from = self.inside.lock().origins.get(&peer).copied();
                 say(from.map_or(GateAnswer::No, |from| GateAnswer::Origin { from }));
                 return None;
             }
+            Question::Much => return self.much(asker, file?.into(), say),
+            Question::Moved { .. } => return None,
         };
-        let Some((own, _)) = self.ways.iter().find(|(_, other)| *other == to.ip()) else {
+        let Some((_, own)) = self.ways.lead_to(to.ip()) else {
             say(GateAnswer::No);
             return None;
         };
         // Others are told meanwhile who it is that comes.
         let few = self.askers.fetch_add(1, Ordering::Relaxed) < ASKERS;
-        let made = if few { self.lead(to, *own, bound, say) } else { None };
+        let made = if few { self.lead(to, own, bound, say) } else { None };
         self.askers.fetch_sub(1, Ordering::Relaxed);
-        made
+        made.map(|(flow, stream)| (flow, stream, None))
     }
 
     /// Leads a program that is bound to an address to the other rack, by `own` if it is bound to any. Returns its connection.
@@ -363,7 +398,7 @@ impl Shared {
         if inside.trunk.nics_connected() == 0 {
             return Err(Refusal::NoWay);
         }
-        let flow = inside.trunk.open(to, own).ok_or(Refusal::NoWay)?;
+        let flow = inside.trunk.open(to, own, false).ok_or(Refusal::NoWay)?;
         inside.passages.insert(flow, Passage::default());
         self.waker.wake();
         loop {
@@ -395,13 +430,19 @@ impl Shared {
 
     /// Carries a connection's bytes both ways, until both have ended or it is given up. `own` is its address, if others know
     /// it by that.
-    fn carry(self: &Arc<Self>, flow: FlowId, stream: TcpStream, own: Option<SocketAddr>) {
+    fn carry(self: &Arc<Self>, (flow, stream, before): Made, own: Option<SocketAddr>) {
         self.made.fetch_add(1, Ordering::Relaxed);
         let _ = stream.set_nodelay(true);
         // Should this process end amid the bytes, that is not to look like their end.
         let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         let stream = Arc::new(stream);
-        self.inside.lock().passages.entry(flow).and_modify(|passage| passage.stream = Some(stream.clone()));
+        match before {
+            None => {
+                let mut inside = self.inside.lock();
+                inside.passages.entry(flow).and_modify(|passage| passage.stream = Some(stream.clone()));
+            }
+            Some(before) => self.go_on(flow, stream.clone(), before),
+        }
         let (shared, up) = (self.clone(), stream.clone());
         let (done, wait) = std::sync::mpsc::channel();
         let other = spawn("gate up", move || {
@@ -419,6 +460,7 @@ impl Shared {
                 }
                 if wait.recv().is_ok_and(|both| both) && ended {
                     let _ = SockRef::from(&*stream).set_linger(None);
+                    self.end_before(flow);
                 }
             }
             Err(_) => self.give_up(flow, &stream),
@@ -435,6 +477,9 @@ impl Shared {
         loop {
             let mut rest = match stream.read(&mut bytes) {
                 Ok(0) => {
+                    if let Some(before) = self.by_kernel(flow) {
+                        let _ = before.shutdown(Shutdown::Write);
+                    }
                     self.inside.lock().trunk.end(flow);
                     self.waker.wake();
                     return self.stays_whole(flow, stream);
@@ -443,6 +488,13 @@ impl Shared {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => return false,
             };
+            if let Some(before) = self.by_kernel(flow) {
+                if (&*before).write_all(rest).is_err() {
+                    return false;
+                }
+                self.sent_before(flow, rest.len());
+                continue;
+            }
             while !rest.is_empty() {
                 let mut inside = self.inside.lock();
                 if inside.trunk.is_deaf(flow) {
@@ -483,6 +535,9 @@ impl Shared {
     /// From the other rack to the program. False if either of them has given up.
     fn down(&self, flow: FlowId, mut stream: &TcpStream) -> bool {
         let mut bytes = vec![0; PIECE];
+        if let Some(ended) = self.down_before(flow, stream, &mut bytes) {
+            return ended;
+        }
         loop {
             let mut inside = self.inside.lock();
             let len = inside.trunk.read(flow, &mut bytes);
@@ -491,11 +546,7 @@ impl Shared {
                     return false;
                 }
                 if inside.trunk.is_finished(flow) {
-                    inside.passages.entry(flow).and_modify(|passage| passage.ended = true);
-                    inside.notify(flow);
-                    drop(inside);
-                    // A program that has closed its end already is told nothing.
-                    let _ = stream.shutdown(Shutdown::Write);
+                    ended(inside, flow, stream);
                     return true;
                 }
                 inside.passages.entry(flow).and_modify(|passage| passage.idle = true);
@@ -517,10 +568,35 @@ impl Shared {
         let mut inside = self.inside.lock();
         inside.trunk.close(flow);
         inside.notify(flow);
+        let before = inside.passages.get(&flow).and_then(Passage::kernels);
         drop(inside);
         self.waker.wake();
+        before.into_iter().for_each(|before| reset(&before));
         reset(stream);
     }
+}
+
+/// All has come that ever comes, and the program hears so.
+fn ended(mut inside: MutexGuard<'_, Inside>, flow: FlowId, stream: &TcpStream) {
+    inside.passages.entry(flow).and_modify(|passage| passage.ended = true);
+    inside.notify(flow);
+    drop(inside);
+    // A program that has closed its end already is told nothing.
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// What a program says, and what comes with it.
+fn heard(asker: &OwnedFd) -> Option<(Question, Option<OwnedFd>)> {
+    let mut bytes = [0; LONGEST + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(&mut bytes)];
+    let len = net::recvmsg(asker, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?.bytes;
+    let file = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    Some((Question::parse(&bytes[..len]).ok()?, file))
 }
 
 /// The program hears of a reset, as it would if the other end were its peer, and so do threads that read or write here. To shut

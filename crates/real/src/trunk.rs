@@ -36,7 +36,7 @@ mod streams;
 mod tests;
 
 /// The port of racks' trunks.
-const PORT: u16 = 7_471;
+pub(crate) const PORT: u16 = 7_471;
 /// Between two calls of a NIC that is not connected, and how long a call may take, nanoseconds.
 const REDIAL: u64 = 50_000_000;
 const DIAL: u64 = 3_000_000_000;
@@ -196,7 +196,12 @@ impl Trunk {
 
     /// NICs that are connected and not given up as silent.
     pub fn nics_up(&self) -> usize {
-        (0..self.ways.len() as u16).filter(|nic| self.streams.nic_state(NicId(*nic)) == Some(NicState::Up)).count()
+        (0..self.ways.len()).filter(|way| self.is_up(*way)).count()
+    }
+
+    /// Whether the NIC of a way, by its place among them, is connected and not given up as silent.
+    pub fn is_up(&self, way: usize) -> bool {
+        self.streams.nic_state(NicId(way as u16)) == Some(NicState::Up)
     }
 
     /// NICs that are connected, silent ones too.

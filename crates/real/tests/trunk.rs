@@ -34,7 +34,7 @@ fn somebody(port: u16) -> SocketAddr {
 
 /// Opens a stream, and waits for the answer.
 fn open(trunk: &mut Trunk, port: u16) -> Result<FlowId, Refusal> {
-    let flow = trunk.open(somebody(port), somebody(1)).expect("a stream");
+    let flow = trunk.open(somebody(port), somebody(1), false).expect("a stream");
     let mut answered = None;
     until(trunk, "an answer", |trunk| {
         while let Some(event) = trunk.poll_event() {
@@ -201,7 +201,7 @@ fn who_does_not_know_the_secret_gets_no_connection() {
             called.turn(Duration::ZERO).expect("a turn");
             trunk.nics_up() == 1
         });
-        let flow = caller.open(somebody(80), somebody(life)).expect("a stream");
+        let flow = caller.open(somebody(80), somebody(life), false).expect("a stream");
         let mut seen = Vec::new();
         until(&mut caller, "an answer", |trunk| {
             called.turn(Duration::ZERO).expect("a turn");
@@ -229,7 +229,7 @@ fn streams_to_a_rack_that_stays_away_are_lost() {
         called.turn(Duration::ZERO).expect("a turn");
         trunk.nics_up() == 2
     });
-    let flow = caller.open(somebody(80), somebody(1)).expect("a stream");
+    let flow = caller.open(somebody(80), somebody(1), false).expect("a stream");
     until(&mut caller, "an answer", |trunk| {
         called.turn(Duration::ZERO).expect("a turn");
         if let Some(StreamEvent::Asked { flow, .. }) = called.poll_event() {

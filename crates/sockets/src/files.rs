@@ -6,10 +6,11 @@ use libc::{iovec, off64_t, size_t, ssize_t};
 use remora_preload::set_errno;
 
 use crate::calls::{c_functions, plain, transmit};
+use crate::far::Way;
 use crate::link::Word;
 use crate::socket::{self, Socket};
 use crate::stream::{self, Parts};
-use crate::{signals, sys};
+use crate::{far, signals, sys};
 
 /// What `splice` may be told.
 const KNOWN: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
@@ -43,6 +44,7 @@ c_functions! {
                 break;
             }
             if let Some(sent) = by_kernel(None, Some(&used), &plain) {
+                far::passed(used.address(), out, Way::Out, sent);
                 return sent;
             }
         }
@@ -93,6 +95,9 @@ c_functions! {
                 return pipe_to_ring(from, out, len, flags);
             }
             if let Some(moved) = by_kernel(reader.as_deref(), writer.as_deref(), &plain) {
+                for (used, fd, way) in [(&reader, from, Way::In), (&writer, out, Way::Out)] {
+                    used.iter().for_each(|used| far::passed(used.address(), fd, way, moved));
+                }
                 return moved;
             }
         }

@@ -1,27 +1,34 @@
 //! The way to another rack: connections that the gate of this one makes, and what programs take their addresses for.
 //!
-//! Before a program's `connect` the gate is asked whether it leads there; if so, the program's socket is connected to the gate
-//! instead. What it is told of its own address and its peer's is as if it had reached the peer itself.
+//! Before a program's `connect` the gate is asked whether it leads there; if so, and the kernel has no way, the program's socket is
+//! connected to the gate instead. What it is told of its own address and its peer's is as if it had reached the peer itself.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{sockaddr, socklen_t};
 use remora_rack::Refusal;
 use remora_rack::frame::{GATE_SOURCE, GateAnswer, LONGEST, Question, gate_name};
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{self, RecvFlags, SendFlags};
+use rustix::net::{
+    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 
+use crate::own::Own;
 use crate::rack::connect_to;
 use crate::socket::Socket;
-use crate::{signals, sys};
+use crate::spin::Spin;
+use crate::{rack, signals, sys};
 
 /// How long the gate may take to answer, nanoseconds: longer than it gives the other rack.
 const PATIENCE: u64 = 8_000_000_000;
 /// The same where the program does not wait, or not for long: after that the kernel has its turn.
-const SHORT: u64 = 250_000_000;
+pub const SHORT: u64 = 250_000_000;
+/// So long does it hold what the gate has said of an address, nanoseconds: links go down.
+const BELIEVED: u64 = 50_000_000;
 /// So long after there was no gate nobody asks again, nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
 
@@ -33,25 +40,65 @@ pub struct Names {
 }
 
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
+/// When there was one last.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+/// Where a program has connected to last, what the gate has said of it, and until when that holds.
+static LAST: Spin<Option<(IpAddr, GateAnswer, u64)>> = Spin::new(None);
+
+/// A connection to the gate, if there is one.
+pub fn call() -> Option<Own> {
+    let now = sys::now();
+    if now < NOT_BEFORE.load(Ordering::Relaxed) {
+        return None;
+    }
+    let gate = connect_to(&gate_name(rustix::process::geteuid().as_raw()));
+    let (word, until) = if gate.is_some() { (&SEEN, now) } else { (&NOT_BEFORE, now + PAUSE) };
+    word.store(until, Ordering::Relaxed);
+    gate
+}
+
+/// Whether there has been one just now.
+fn is_there() -> bool {
+    sys::now() < SEEN.load(Ordering::Relaxed) + PAUSE || call().is_some()
+}
+
+/// Says something to the gate, with a descriptor beside it or none.
+pub fn say(gate: &Own, question: &Question, file: Option<BorrowedFd<'_>>) -> Option<()> {
+    let (bytes, files) = (question.emit(), file.map_or_else(Vec::new, |file| vec![file]));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&files));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    net::sendmsg(gate, &[std::io::IoSlice::new(bytes.as_slice())], &mut control, flags).ok().map(drop)
+}
 
 /// Asks the gate, if there is one.
 fn ask(question: &Question, patience: u64) -> Option<GateAnswer> {
-    if sys::now() < NOT_BEFORE.load(Ordering::Relaxed) {
-        return None;
-    }
-    let user = rustix::process::geteuid().as_raw();
-    let Some(gate) = connect_to(&gate_name(user)) else {
-        NOT_BEFORE.store(sys::now() + PAUSE, Ordering::Relaxed);
-        return None;
-    };
-    net::send(&gate, question.emit().as_slice(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
+    let gate = call()?;
+    say(&gate, question, None)?;
+    hear(&gate, patience).map(|(answer, _)| answer)
+}
+
+/// What the gate answers, and what comes with that.
+pub fn hear(gate: &Own, patience: u64) -> Option<(GateAnswer, Option<OwnedFd>)> {
     let end = sys::now() + patience;
     let mut bytes = [0; LONGEST];
     loop {
-        match net::recv(&gate, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((len, _)) => return GateAnswer::parse(&bytes[..len]).ok(),
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match net::recvmsg(gate, &mut [std::io::IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Ok(received) => {
+                let file = control.drain().find_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+                    _ => None,
+                });
+                return Some((GateAnswer::parse(&bytes[..received.bytes]).ok()?, file));
+            }
             Err(rustix::io::Errno::AGAIN) if sys::now() < end => {
-                let mut fds = [PollFd::new(&gate, PollFlags::IN)];
+                let mut fds = [PollFd::new(gate, PollFlags::IN)];
                 let left = (end - sys::now().min(end)) as i64;
                 let timeout = rustix::time::Timespec { tv_sec: left / 1_000_000_000, tv_nsec: left % 1_000_000_000 };
                 // A signal of the program's is heard when it is back in its own call.
@@ -86,6 +133,13 @@ pub fn reach(socket: &Socket, fd: c_int, to: SocketAddr) -> Reach {
     if !far || socket.names.lock().is_some() || sys::now() < NOT_BEFORE.load(Ordering::Relaxed) {
         return Reach::Kernel;
     }
+    match whither(to.ip()) {
+        Some(GateAnswer::Leads) => {}
+        answer => {
+            socket.far.store(answer == Some(GateAnswer::Direct), Ordering::Relaxed);
+            return Reach::Kernel;
+        }
+    }
     let Some(own) = bound(fd) else { return Reach::Kernel };
     // SAFETY: the descriptor is the program's, and open while its call lasts.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -100,6 +154,17 @@ pub fn reach(socket: &Socket, fd: c_int, to: SocketAddr) -> Reach {
         Some(GateAnswer::Refused(Refusal::Refused)) => Reach::Failed(libc::ECONNREFUSED),
         _ => Reach::Kernel,
     }
+}
+
+/// Whether the gate leads there.
+fn whither(to: IpAddr) -> Option<GateAnswer> {
+    let now = sys::now();
+    let known = LAST.lock().filter(|(known, _, until)| *known == to && now < *until);
+    known.map(|(_, answer, _)| answer).or_else(|| {
+        let answer = ask(&Question::Whither { to }, SHORT)?;
+        *LAST.lock() = Some((to, answer, now + BELIEVED));
+        Some(answer)
+    })
 }
 
 /// What a socket is bound to, after it has got a port. None if it is connected already, or cannot have one.
@@ -117,6 +182,12 @@ fn bound(fd: c_int) -> Option<SocketAddr> {
     own().map(plain).filter(|at| at.port() != 0)
 }
 
+/// What a connection's ends are called.
+pub fn names(socket: &Socket, fd: c_int) -> Option<Names> {
+    let ((own, peer), told) = (rack::addresses(fd)?, *socket.names.lock());
+    Some(Names { own: told.and_then(|told| told.own).or(Some(own)), peer: told.map_or(peer, |told| told.peer) })
+}
+
 /// A connection was accepted: if it is the gate's, who is behind it?
 pub fn accepted(socket: &Socket, fd: c_int) {
     if sys::is_sealed() {
@@ -126,6 +197,10 @@ pub fn accepted(socket: &Socket, fd: c_int) {
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let peer = net::getpeername(borrowed).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
     let Some(peer) = peer.map(plain) else { return };
+    if !peer.ip().is_loopback() {
+        // It may be of the other rack.
+        return socket.far.store(is_there(), Ordering::Relaxed);
+    }
     if peer.ip() != IpAddr::V4(GATE_SOURCE) && peer.ip() != IpAddr::V6(Ipv6Addr::LOCALHOST) {
         return;
     }

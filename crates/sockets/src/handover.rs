@@ -10,12 +10,11 @@ use std::sync::atomic::Ordering;
 use remora_preload::next;
 
 use crate::calls::{self, c_functions, c_names, plain};
-use crate::gate::Names;
 use crate::link::Word;
 use crate::sharers::Sharers;
 use crate::socket::{self, STANDARD, Socket, Used, stays};
 use crate::spin::Spin;
-use crate::{rack, relay, signals, start, sys};
+use crate::{gate, relay, signals, start, sys};
 
 /// A descriptor that is open for a list of actions, by the list's address, which a program is to be started with.
 struct ForActions {
@@ -149,7 +148,7 @@ unsafe fn is_named(args: *const *const c_char, number: c_int) -> bool {
 /// The descriptors of this process that lead to a socket, and its `new` one, lead to the kernel's connection from now on.
 /// `input`: what comes from the peer is for their user. If it cannot be, all stays as it is.
 fn give_back(socket: &'static Socket, fd: c_int, new: Option<c_int>, input: bool) {
-    let Some(names) = names(socket, fd) else { return };
+    let Some(names) = gate::names(socket, fd) else { return };
     let Some(end) = relay::begin(socket, fd, input) else { return };
     let known = socket::descriptors().filter(|(_, other)| std::ptr::eq(*other, socket)).map(|(fd, _)| fd);
     let mut fds: Vec<c_int> = known.chain(new).filter(|fd| is_own(socket, *fd)).collect();
@@ -194,12 +193,6 @@ pub fn to_c_library(used: &Used, fd: c_int) -> bool {
         socket::descriptors().filter(|(_, other)| new.same(other)).for_each(|(fd, _)| sys::close_on_exec(fd));
     }
     true
-}
-
-/// What a connection's ends are called.
-fn names(socket: &Socket, fd: c_int) -> Option<Names> {
-    let ((own, peer), told) = (rack::addresses(fd)?, *socket.names.lock());
-    Some(Names { own: told.and_then(|told| told.own).or(Some(own)), peer: told.map_or(peer, |told| told.peer) })
 }
 
 // No section: nobody comes back from these, and who only borrows this memory leaves it to its owner as it was.

@@ -9,7 +9,7 @@
 //! | `start`  | loading and forking                                                               |
 //! | `socket` | which descriptors are TCP sockets, and what each one's state is                   |
 //! | `rack`   | the way to the daemon                                                             |
-//! | `gate`   | the way to another rack                                                           |
+//! | `gate`, `far` | the way to another rack, and connections of the kernel's that go on there    |
 //! | `link`   | the buffer: a ring each way, positions, wishes for bells                          |
 //! | `stream` | sending and receiving: changing over, waiting, ends                               |
 //! | `epoll`, `wait`  | `epoll`, `poll` and `select`                                              |
@@ -27,6 +27,7 @@
 #[cfg(not(test))]
 mod calls;
 mod epoll;
+mod far;
 #[cfg(not(test))]
 mod files;
 mod gate;

@@ -85,14 +85,17 @@ pub fn ended(lived: u64) {
 
 /// Tells the daemon of a connection.
 pub fn attach(socket: &'static Socket, fd: c_int) {
-    let Some(endpoint) = endpoint_of(fd) else { return socket.never() };
     let mut daemon = DAEMON.lock();
     // Who only tells it of connections that end soon would never hear it, and there is no room for its answers then.
     daemon.hear_all();
+    let mut known = socket.endpoint.lock();
+    // Another connection may take its place.
+    let _still = socket.settling.lock();
+    let Some(endpoint) = endpoint_of(fd) else { return socket.never() };
     let request = Request::Attach(endpoint);
     let new = socket.state.compare_exchange(state::PLAIN, state::WAITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
     if new && daemon.say(&request) {
-        *socket.endpoint.lock() = Some(endpoint);
+        *known = Some(endpoint);
         socket.told.store(sys::now(), Ordering::Relaxed);
         daemon.waiting.get_or_insert_default().insert(endpoint, socket);
     } else if new {

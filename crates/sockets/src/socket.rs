@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, O
 use remora_rack::Endpoint;
 
 use crate::epoll::Registered;
+use crate::far::Passed;
 use crate::gate::Names;
 use crate::link::{Link, Word};
 use crate::sharers::Sharers;
@@ -84,6 +85,11 @@ pub struct Socket {
     pub endpoint: Spin<Option<Endpoint>>,
     /// What the program takes its addresses for, if it goes by the gate.
     pub names: Spin<Option<Names>>,
+    /// It may be one of the kernel's to the other rack, which is to go on by the gate once much has passed.
+    pub far: AtomicBool,
+    pub passed: Spin<Passed>,
+    /// It has gone on so: another connection of the kernel's has taken its place.
+    pub moved: AtomicBool,
     /// Where it is watched.
     pub watched: Spin<Vec<Registered>>,
     /// The kernel's number of it, once it has rings.
@@ -183,6 +189,12 @@ impl Socket {
         Asleep(self)
     }
 
+    /// Whether no thread sends, receives or waits by the kernel.
+    pub fn is_quiet(&self) -> bool {
+        let calls = [&self.kernel_tx, &self.kernel_rx].map(|count| count.load(Ordering::SeqCst));
+        calls == [0; 2] && *self.sleepers.lock() == 0
+    }
+
     /// Keeps calls out of the kernel's sending side. False if there are some.
     pub fn stop_kernel_tx(&self) -> bool {
         stop(&self.kernel_tx, &self.no_kernel_tx)
@@ -225,6 +237,24 @@ impl Socket {
 pub struct Asleep<'a>(&'a Socket);
 
 impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        // There are none after a fork.
+        let mut sleepers = self.0.sleepers.lock();
+        *sleepers = sleepers.saturating_sub(1);
+    }
+}
+
+/// A thread is in the kernel's wait for a socket, which stays what it is meanwhile.
+pub struct Still(Used);
+
+impl Still {
+    pub fn new(used: Used) -> Self {
+        *used.sleepers.lock() += 1;
+        Self(used)
+    }
+}
+
+impl Drop for Still {
     fn drop(&mut self) {
         // There are none after a fork.
         let mut sleepers = self.0.sleepers.lock();
@@ -467,6 +497,8 @@ impl Socket {
             &self.kernel_sends,
             &self.deaf,
             &self.blocked,
+            &self.far,
+            &self.moved,
             &self.spare,
         ] {
             flag.store(false, Ordering::Relaxed);
@@ -477,6 +509,7 @@ impl Socket {
         }
         self.watched.lock().clear();
         *self.names.lock() = None;
+        *self.passed.lock() = Passed::default();
         self.sharers.store(null_mut(), Ordering::Release);
         self
     }
@@ -499,10 +532,12 @@ impl Socket {
         self.watched.hold();
         self.sleepers.hold();
         self.names.hold();
+        self.passed.hold();
     }
 
     /// After it, in both.
     pub fn release(&self) {
+        self.passed.release();
         self.names.release();
         self.sleepers.release();
         self.watched.release();

@@ -212,6 +212,38 @@ pub fn reset_on_close(fd: c_int) {
     call!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, size_of::<libc::linger>());
 }
 
+/// What a program may have set of a connection, and is to find again when another one takes its place.
+const OPTIONS: [(c_int, c_int); 12] = [
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+];
+
+/// Sets one option of a socket as it is at another one.
+pub fn copy_option(from: c_int, to: c_int, (level, name): (c_int, c_int)) {
+    let (mut value, mut len) = ([0u8; 16], 16 as libc::socklen_t);
+    if call!(SYS_getsockopt, from, level, name, value.as_mut_ptr(), &raw mut len) == 0 {
+        call!(SYS_setsockopt, to, level, name, value.as_ptr(), len);
+    }
+}
+
+/// A connection is to take another one's place, of which nothing is held back from now on.
+pub fn copy_options(from: c_int, to: c_int) {
+    OPTIONS.into_iter().for_each(|option| copy_option(from, to, option));
+    let flags = call!(SYS_fcntl, from, libc::F_GETFL);
+    call!(SYS_fcntl, to, libc::F_SETFL, flags);
+    set_int(from, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
+}
+
 /// Whether it does so.
 pub fn resets_on_close(fd: c_int) -> bool {
     if is_sealed() {

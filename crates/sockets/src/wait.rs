@@ -1,11 +1,12 @@
 //! `poll` and `select` over connections with rings.
 
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, pollfd};
 
 use crate::link::{Link, WANT_DATA, WANT_ROOM, Word};
-use crate::socket::{self, Used};
+use crate::socket::{self, Still, Used};
 use crate::{epoll, signals, spin, stream, sys};
 
 /// How long to sleep where a bell may not be heard, nanoseconds.
@@ -83,9 +84,10 @@ impl Ringed {
     }
 }
 
-/// `poll`; nanoseconds, or none for ever. None if nothing there has rings, and the kernel is to do all.
-pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
-    let mut ringed = Vec::new();
+/// `poll`; nanoseconds, or none for ever. If nothing there has rings, the kernel is to do all, while the sockets that it is given
+/// stay what they are.
+pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<c_int, Vec<Still>> {
+    let (mut ringed, mut still) = (Vec::new(), Vec::new());
     for (index, asked) in fds.iter().enumerate() {
         let Some(used) = socket::find(asked.fd) else {
             epoll::waited_for(asked.fd);
@@ -94,10 +96,12 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_
         if let Some(link) = used.link() {
             stream::progress(&used, link, asked.fd);
             ringed.push(Ringed { index, used });
+        } else if used.far.load(Ordering::Relaxed) {
+            still.push(Still::new(used));
         }
     }
     if ringed.is_empty() {
-        return None;
+        return Err(still);
     }
     let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
     let mut first = true;
@@ -133,7 +137,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_
         drop(asleep);
         fds.iter_mut().zip(asked).for_each(|(at, asked)| at.events = asked);
         if result < 0 {
-            return Some(result);
+            return Ok(result);
         }
         for at in &ringed {
             let kernel = fds[at.index].revents;
@@ -142,7 +146,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_
         let count = fds.iter().filter(|at| at.revents != 0).count();
         let over = deadline.is_some_and(|deadline| sys::now() >= deadline);
         if count > 0 || over {
-            return Some(count as c_int);
+            return Ok(count as c_int);
         }
         first = false;
     }
@@ -225,8 +229,8 @@ impl Sets {
     }
 }
 
-/// `select`. None if nothing there has rings.
-pub fn select(sets: &Sets, timeout: Option<u64>, mask: *const libc::sigset_t) -> Option<c_int> {
+/// `select`, as [`poll`].
+pub fn select(sets: &Sets, timeout: Option<u64>, mask: *const libc::sigset_t) -> Result<c_int, Vec<Still>> {
     let mut fds = Vec::new();
     for fd in 0..sets.count {
         let events = (0..3).filter(|kind| sets.has(*kind, fd)).fold(0, |events, kind| events | KINDS[kind].0);
@@ -236,10 +240,10 @@ pub fn select(sets: &Sets, timeout: Option<u64>, mask: *const libc::sigset_t) ->
     }
     let result = poll(&mut fds, timeout, mask)?;
     if result < 0 {
-        return Some(result);
+        return Ok(result);
     }
     if fds.iter().any(|at| at.revents & POLLNVAL != 0) {
-        return Some(-libc::EBADF);
+        return Ok(-libc::EBADF);
     }
     let mut count = 0;
     for at in &fds {
@@ -252,5 +256,5 @@ pub fn select(sets: &Sets, timeout: Option<u64>, mask: *const libc::sigset_t) ->
             count += c_int::from(is);
         }
     }
-    Some(count)
+    Ok(count)
 }

@@ -2,7 +2,7 @@
 
 racks.py serve PORT
 racks.py all SERVER PORT OWN OTHER   a line for each test; OTHER is another address of this host
-racks.py pull SERVER PORT        "begun" when bytes come, and how that ends
+racks.py pull SERVER PORT        "begun" when much has come, and how that ends
 racks.py short SERVER PORT COUNT   so many connections, one after the other
 racks.py wait PORT SECONDS       listens, and takes connections after that time
 racks.py hasty SERVER PORT       waits for a connection no longer than it said
@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 
 
 def data(seed, length):
@@ -56,6 +57,17 @@ def answer(conn, peer):
         conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     elif what == b"A":  # an answer, and an end before all was read, which is a reset
         conn.sendall(data(8, 20_000))
+    elif what == b"B":  # names before all has come, and after that
+        conn.sendall(repr([(conn.getpeername(), conn.getsockname()), recv_all(conn) and None,
+                           (conn.getpeername(), conn.getsockname())]).encode())
+    elif what == b"D":  # as many bytes as are asked for, and an end
+        conn.sendall(data(9, int(conn.recv(20))))
+    elif what == b"F":  # the same as E by a child
+        if os.fork() == 0:
+            while part := conn.recv(50000):
+                conn.sendall(part)
+            conn.close()
+            os._exit(0)
     elif what == b"S":  # bytes without an end
         try:
             while True:
@@ -108,19 +120,23 @@ def echo(server, port, seed):
     assert bytes(got) == sent, f"{seed}: {len(got)} of {len(sent)} bytes, other ones from {first}"
 
 
-def many(server, port):
+def at_once(tests):
     errors = []
 
-    def one(seed):
+    def one(test):
         try:
-            echo(server, port, seed)
+            test()
         except BaseException as e:
-            errors.append(e)
+            errors.append((traceback.format_exc(), e))
 
-    threads = [threading.Thread(target=one, args=(seed,)) for seed in range(12)]
+    threads = [threading.Thread(target=one, args=(test,)) for test in tests]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert not errors, errors
+
+
+def many(server, port):
+    at_once([lambda seed=seed: echo(server, port, seed) for seed in range(12)])
 
 
 def half_closed(server, port):
@@ -209,6 +225,89 @@ def bound(server, port, other):
         assert recv_all(conn).decode() == repr((ours, ours, conn.getpeername()))
 
 
+def much(server, port):
+    """What turns out to have much to carry goes another way amid its bytes, wherever they end."""
+    rng = random.Random(11)
+
+    def there(length):
+        conn = connect(server, port, b"H")
+        sent, at = data(length, length), 0
+        while at < length:
+            at += conn.send(sent[at : at + rng.randrange(1, 200_000)])
+        conn.shutdown(socket.SHUT_WR)
+        assert recv_all(conn).decode() == hashlib.sha256(sent).hexdigest(), length
+
+    def back(length):
+        conn = connect(server, port, b"D")
+        conn.sendall(b"%d" % length)
+        got = recv_all(conn)
+        assert got == data(9, length), (len(got), length)
+
+    for _ in range(8):
+        lengths = [rng.randrange(200_000, 3_000_000) for _ in range(6)]
+        at_once([lambda n=n, to=to: to(n) for n in lengths for to in (there, back)])
+
+
+def much_both_ways(server, port):
+    """The same, with an echo, by who waits in each way there is, and by a child of the server's."""
+    sent = data(10, 8_000_000)
+
+    def by_threads(what):
+        conn, got = connect(server, port, what), bytearray()
+
+        def send():
+            for at in range(0, len(sent), 150_000):
+                conn.sendall(sent[at : at + 150_000])
+            conn.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        while part := conn.recv(200_000):
+            got += part
+        sender.join()
+        assert got == sent, (what, len(got))
+
+    def by_epoll(extra):
+        conn, got, at = connect(server, port, b"E"), bytearray(), 0
+        conn.setblocking(False)
+        epoll = select.epoll()
+        epoll.register(conn, select.EPOLLIN | select.EPOLLOUT | extra)
+        while len(got) < len(sent):
+            assert epoll.poll(60), (extra, len(got), at)
+            try:
+                while at < len(sent):
+                    at += conn.send(sent[at : at + 150_000])
+                    if not extra:
+                        break
+            except BlockingIOError:
+                pass
+            if at == len(sent) and not extra:
+                epoll.modify(conn, select.EPOLLIN)
+            try:
+                while True:
+                    got += conn.recv(200_000)
+                    if not extra or len(got) == len(sent):
+                        break
+            except BlockingIOError:
+                pass
+        assert got == sent, (extra, len(got))
+
+    at_once([lambda: by_threads(b"E"), lambda: by_threads(b"F"), lambda: by_epoll(0), lambda: by_epoll(select.EPOLLET)])
+
+
+def names_of_much(server, port):
+    """Names, options and copies are what they were."""
+    conn = connect(server, port, b"B")
+    copy, ours, theirs = conn.dup(), conn.getsockname(), conn.getpeername()
+    conn.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for turn in range(100):
+        (conn, copy)[turn % 2].sendall(bytes(100_000))
+    assert [at.getsockname() for at in (conn, copy)] == [ours] * 2 and copy.getpeername() == theirs
+    assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    conn.shutdown(socket.SHUT_WR)
+    assert recv_all(copy).decode() == repr([(ours, theirs), None, (ours, theirs)])
+
+
 def unread(server, port):
     """Who reads nothing holds up nobody else."""
     conn = connect(server, port, b"E")
@@ -249,7 +348,8 @@ def handed(server, port):
 def every(server, port, own, other):
     names(server, port, own)
     print("names")
-    for test in (many, half_closed, refused, reset, reset_after_end, without_blocking, answered, unread, again, handed):
+    for test in (many, half_closed, refused, reset, reset_after_end, without_blocking, answered, much, much_both_ways, names_of_much, unread,
+                 again, handed):
         test(server, port)
         print(test.__name__, flush=True)
     bound(server, port, other)
@@ -272,7 +372,10 @@ def push(server, port, length):
 
 def pull(server, port):
     conn = connect(server, port, b"S")
-    conn.recv(1)
+    # Much: it goes by the gates.
+    got = 0
+    while got < 20_000_000:
+        got += len(conn.recv(1 << 20))
     print("begun", flush=True)
     try:
         while conn.recv(1 << 20):

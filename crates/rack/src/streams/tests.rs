@@ -137,7 +137,7 @@ proptest! {
             let flows: Vec<FlowId> = owners[side].streams.streams.keys().copied().collect();
             let flow = flows.get(usize::from(index) % flows.len().max(1)).copied();
             match (what, flow) {
-                (0, _) => if let Some(flow) = owners[side].streams.open(address, address) {
+                (0, _) => if let Some(flow) = owners[side].streams.open(address, address, false) {
                     owners[side].windows(flow);
                 },
                 (1..=3, Some(flow)) => owners[side].write(side, flow, len),
@@ -191,7 +191,7 @@ proptest! {
 fn who_breaks_the_order_is_found_out() {
     let mut owner = Owner::new(true);
     let address = SocketAddr::from(([10, 0, 0, 1], 80));
-    let open = |flow| Record::Open { flow: FlowId(flow), to: address, from: address };
+    let open = |flow| Record::Open { flow: FlowId(flow), to: address, from: address, goes_on: false };
     assert_eq!(hear(&mut owner, open(2)), Err(Breach::Order), "a number of this end's");
     assert_eq!(hear(&mut owner, open(3)), Ok(()));
     assert_eq!(hear(&mut owner, open(3)), Err(Breach::Order), "twice");
@@ -210,14 +210,14 @@ fn who_breaks_the_order_is_found_out() {
 fn another_that_begins_anew_loses_all_streams() {
     let mut owner = Owner::new(true);
     let address = SocketAddr::from(([10, 0, 0, 1], 80));
-    let flow = owner.streams.open(address, address).unwrap();
+    let flow = owner.streams.open(address, address, false).unwrap();
     owner.streams.restart(1);
     let events: Vec<StreamEvent> = std::iter::from_fn(|| owner.streams.poll_event()).collect();
     let answer = Err(Refusal::TimedOut);
     assert_eq!(events, [StreamEvent::Answered { flow, answer }, StreamEvent::Gone(flow)]);
-    assert!(owner.streams.open(address, address).unwrap().0 > flow.0, "numbers are not used twice");
+    assert!(owner.streams.open(address, address, false).unwrap().0 > flow.0, "numbers are not used twice");
     // Nor are those that its owner may still speak of used by the other end.
-    let record = |flow| Record::Open { flow: FlowId(flow), to: address, from: address };
+    let record = |flow| Record::Open { flow: FlowId(flow), to: address, from: address, goes_on: false };
     assert_eq!(hear(&mut owner, record(3)), Ok(()));
     owner.streams.answer(FlowId(3), Ok(()));
     owner.streams.restart(2);
@@ -231,7 +231,7 @@ fn another_that_begins_anew_loses_all_streams() {
 fn who_gives_up_is_read_to_the_place_where_he_did() {
     let mut owners = [Owner::new(true), Owner::new(false)];
     let address = SocketAddr::from(([10, 0, 0, 1], 80));
-    let flow = owners[0].streams.open(address, address).unwrap();
+    let flow = owners[0].streams.open(address, address, false).unwrap();
     owners[0].windows(flow);
     let settle = |owners: &mut [Owner; 2]| {
         for round in 0..200 {
@@ -279,7 +279,7 @@ fn who_leaves_more_gaps_than_can_be_under_way_is_found_out() {
     let most = super::NICS as u64 * u64::from(policy.entries);
     for flow in [CONTROL, FlowId(3)] {
         let mut owner = Owner { streams: Streams::new(config, 0), ..Owner::new(true) };
-        hear(&mut owner, Record::Open { flow: FlowId(3), to: address, from: address }).unwrap();
+        hear(&mut owner, Record::Open { flow: FlowId(3), to: address, from: address, goes_on: false }).unwrap();
         let begin = if flow == CONTROL { owner.streams.control_ready().end } else { 0 };
         let mut came = (1..).map(|n| owner.streams.accept(flow, begin + 2 * n, 1, |_| ()));
         assert_eq!(came.position(|came| came == Err(Breach::Gaps)), Some(most as usize), "{flow:?}");

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ring::hmac;
 
 /// The first bytes that an end says of itself: the protocol and its version.
-const HELLO: [u8; 8] = *b"trunk\0\0\x03";
+const HELLO: [u8; 8] = *b"trunk\0\0\x04";
 
 /// Which end says so, to the other one.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -9,10 +9,11 @@ use super::memory::Window;
 use crate::Error;
 
 impl Trunk {
-    /// Asks the other rack for a connection to `to`, for a program at `from`. None if there are too many, or no memory.
-    pub fn open(&mut self, to: SocketAddr, from: SocketAddr) -> Option<FlowId> {
+    /// Asks the other rack for a connection to `to`, for a program at `from`, or that one of the kernel's between the two goes on
+    /// here. None if there are too many, or no memory.
+    pub fn open(&mut self, to: SocketAddr, from: SocketAddr, goes_on: bool) -> Option<FlowId> {
         let window = self.window().ok()?;
-        let flow = self.streams.open(to, from)?;
+        let flow = self.streams.open(to, from, goes_on)?;
         self.windows.insert(flow, window);
         Some(flow)
     }
@@ -87,6 +88,11 @@ impl Trunk {
     /// Whether all has been read that ever comes.
     pub fn is_finished(&self, flow: FlowId) -> bool {
         self.streams.is_finished(flow)
+    }
+
+    /// Whether the other rack has said where a stream's bytes end.
+    pub fn has_end(&self, flow: FlowId) -> bool {
+        self.streams.has_end(flow)
     }
 
     /// Whether this rack has closed a stream, or the other one has given it up and all that came before was read.

@@ -44,7 +44,7 @@ fn connected() -> [Trunk; 2] {
 }
 
 fn opened(trunks: &mut [Trunk; 2]) -> FlowId {
-    let flow = trunks[0].open(somebody(), somebody()).unwrap();
+    let flow = trunks[0].open(somebody(), somebody(), false).unwrap();
     let mut open = false;
     until(trunks, "a stream", |[caller, called]| {
         while let Some(event) = called.poll_event() {
@@ -122,7 +122,7 @@ fn nothing_is_heard_of_who_does_not_know_the_secret() {
     // From here on only its NIC thread hears.
     trunk.ways[0].device.keep(false);
     let mut record = Vec::new();
-    Record::Open { flow: FlowId(1), to: somebody(), from: somebody() }.emit(&mut record);
+    Record::Open { flow: FlowId(1), to: somebody(), from: somebody(), goes_on: false }.emit(&mut record);
     let message = [&header(SEGMENT, record.len() as u32, CONTROL, 0)[..], &record].concat();
     let end = Instant::now() + PATIENCE;
     loop {

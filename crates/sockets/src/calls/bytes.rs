@@ -5,9 +5,10 @@ use std::ffi::{c_int, c_long, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use super::{c_functions, plain, result};
+use crate::far::Way;
 use crate::socket::{self, state};
 use crate::stream::{self, Parts};
-use crate::{handover, signals, sys};
+use crate::{far, handover, signals, sys};
 
 /// Receives by `plain` if the kernel is to, else from the ring.
 pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
@@ -32,8 +33,13 @@ pub fn receive(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> s
         } else if socket.state() == state::NEVER {
             return plain();
         }
-        if let Some(_entered) = socket.enter_kernel_rx() {
-            return plain();
+        if let Some(entered) = socket.enter_kernel_rx() {
+            let got = plain();
+            drop(entered);
+            if flags & libc::MSG_PEEK == 0 {
+                far::passed(socket, fd, Way::In, got);
+            }
+            return got;
         }
     }
 }
@@ -68,8 +74,11 @@ pub fn transmit(fd: c_int, parts: &Parts<'_>, flags: c_int, plain: impl Fn() -> 
         } else if socket.state() == state::NEVER {
             return plain();
         }
-        if let Some(_entered) = socket.enter_kernel_tx() {
-            return plain();
+        if let Some(entered) = socket.enter_kernel_tx() {
+            let sent = plain();
+            drop(entered);
+            far::passed(socket, fd, Way::Out, sent);
+            return sent;
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::gate::{self, Names, Written};
 use crate::link::{Link, OPTIONS, WANT_DATA, WANT_ROOM, Word};
 use crate::socket::{self, Socket};
 use crate::stream::{self};
-use crate::{epoll, handover, own, start, sys};
+use crate::{epoll, far, handover, own, start, sys};
 
 c_functions! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -316,6 +316,7 @@ fn copied(fd: c_int, new: c_int) -> c_int {
         }
     }
     handover::copied(fd, new);
+    far::copied(fd, new);
     new
 }
 

@@ -181,12 +181,14 @@ fn polled(
     let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
     // SAFETY: the program's list.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
-    if let Some(done) = wait::poll(fds, timeout, mask) {
-        return result(done as isize) as c_int;
-    }
+    let still = match wait::poll(fds, timeout, mask) {
+        Ok(done) => return result(done as isize) as c_int,
+        Err(still) => still,
+    };
     let done = plain();
+    drop(still);
     let left = deadline.map(|deadline| deadline.saturating_sub(sys::now()));
-    let again = if done > 0 { wait::poll(fds, left, mask) } else { None };
+    let again = if done > 0 { wait::poll(fds, left, mask).ok() } else { None };
     again.map_or(done, |done| result(done as isize) as c_int)
 }
 
@@ -195,10 +197,12 @@ fn selected(sets: &Sets, timeout: Option<u64>, mask: *const sigset_t, plain: imp
     signals::may_end();
     let deadline = timeout.map(|timeout| sys::now().saturating_add(timeout));
     let before = sets.copy();
-    if let Some(done) = wait::select(sets, timeout, mask) {
-        return result(done as isize) as c_int;
-    }
+    let still = match wait::select(sets, timeout, mask) {
+        Ok(done) => return result(done as isize) as c_int,
+        Err(still) => still,
+    };
     let done = plain();
+    drop(still);
     if done <= 0 || !before.has_rings() {
         return done;
     }
@@ -206,8 +210,8 @@ fn selected(sets: &Sets, timeout: Option<u64>, mask: *const sigset_t, plain: imp
     let after = sets.copy();
     sets.set(&before);
     match wait::select(sets, left, mask) {
-        Some(done) => result(done as isize) as c_int,
-        None => {
+        Ok(done) => result(done as isize) as c_int,
+        Err(_) => {
             sets.set(&after);
             done
         }

@@ -232,15 +232,24 @@ impl Entry {
         epoll_event { events, u64: MARK | u64::from(self.generation) << 32 | index as u64 }
     }
 
+    /// What the kernel is to watch now.
+    fn wanted(&self) -> u32 {
+        let wanted = kernel_events(self.socket, self.events);
+        if (self.absent || self.fired) && wanted & ET == 0 { 0 } else { wanted }
+    }
+
+    /// Has the kernel watch it, which does not yet.
+    fn watch(&mut self, epfd: c_int, index: usize) {
+        self.kernel = self.wanted();
+        kernel_ctl(epfd, libc::EPOLL_CTL_ADD, self.fd, Some(self.event(index, self.kernel)));
+    }
+
     /// Sees to it that the kernel watches what it is to.
     fn sync(&mut self, epfd: c_int, index: usize) -> c_int {
-        let mut wanted = kernel_events(self.socket, self.events);
+        let wanted = self.wanted();
         if !socket::leads(self.fd, self.socket) {
             // It was closed while a copy stays: the number is another one's by now, or nobody's.
             return 0;
-        }
-        if (self.absent || self.fired) && wanted & ET == 0 {
-            wanted = 0;
         }
         if self.kernel == wanted {
             return 0;
@@ -266,12 +275,44 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, socket: &'static Socket, event
         None if op == libc::EPOLL_CTL_ADD => find_or_make(epfd),
         None => return kernel_ctl(epfd, op, fd, event),
     };
+    // Another connection of the kernel's may take the place of one that is far.
+    let _still = socket.far.load(Ordering::Relaxed).then(|| socket.settling.lock());
     match (op, event) {
         (libc::EPOLL_CTL_ADD, Some(event)) => epoll.add(fd, socket, event),
         (libc::EPOLL_CTL_MOD, Some(event)) => epoll.change(fd, socket, event),
         (libc::EPOLL_CTL_DEL, _) => epoll.take_out(fd, socket),
         _ => kernel_ctl(epfd, op, fd, event),
     }
+}
+
+/// After `change` a socket's descriptors lead to another connection of the kernel's, which is watched as this one was. False, before
+/// that, if it cannot be: the kernel watches by a number that is closed.
+pub fn moved(watched: &[Registered], change: impl FnOnce() -> bool) -> bool {
+    let mut epolls: Vec<&Arc<Epoll>> = watched.iter().map(|at| &at.epoll).collect();
+    // Whoever takes several takes them in this order.
+    epolls.sort_unstable_by_key(|epoll| Arc::as_ptr(epoll));
+    epolls.dedup_by(|one, other| Arc::ptr_eq(one, other));
+    let mut inners: Vec<_> = epolls.iter().map(|epoll| epoll.inner.lock()).collect();
+    let place = |at: &Registered| epolls.iter().position(|epoll| Arc::ptr_eq(epoll, &at.epoll));
+    let places: Vec<_> = watched.iter().filter_map(|at| Some((place(at)?, at))).collect();
+    let entry = |inner: &Inner, at: &Registered| inner.get(at.index, at.generation).copied();
+    let known = |(place, at): &(usize, &Registered)| {
+        entry(&inners[*place], at).map(|entry| (inners[*place].fd, entry.fd, entry.socket))
+    };
+    let all: Vec<_> = places.iter().filter_map(known).collect();
+    if all.iter().any(|(_, fd, socket)| !socket::leads(*fd, socket)) {
+        return false;
+    }
+    // It is not closed, and would be told of for ever.
+    all.iter().for_each(|(epfd, fd, _)| _ = kernel_ctl(*epfd, libc::EPOLL_CTL_DEL, *fd, None));
+    let done = change();
+    for (place, at) in places {
+        let epfd = inners[place].fd;
+        if let Some(entry) = inners[place].get_mut(at.index, at.generation) {
+            entry.watch(epfd, at.index);
+        }
+    }
+    done
 }
 
 /// A socket's last descriptor is closed: the kernel forgets it, too.
