@@ -1,20 +1,12 @@
 //! Kernels in steps: look-ups that read, decide, and read again.
 //!
 //! What such a kernel decides stands once, in [`Steps`], which waits for nothing. Where accesses are awaited, [`run`] drives
-//! it; a runner over registered memory drives it itself ([`Lanes`](crate::lanes::Lanes); those of a tree, which look at nodes
-//! in place, by [`LookUp`]), as it then keeps of a call little more than where it is: in the future of all kernels every turn
-//! passes through the states of several that lie in one another.
+//! it; a runner over registered memory drives it itself ([`Lanes`](crate::lanes::Lanes)), as it then keeps of a call little more
+//! than where it is: in the future of all kernels every turn passes through the states of several that lie in one another.
 
-use crate::btree::{self, Visit};
-use crate::builtins::op;
 use crate::call::{Call, Status};
-use crate::host::HostMemory;
-use crate::lanes::Lanes;
 use crate::memory::{Memory, PIECE};
-use crate::pool::Short;
 use remora_memory::{Pd, Region};
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
 
 /// Bytes that a step looks at, at most: a cache line.
 pub(crate) const LINE: usize = 64;
@@ -92,124 +84,18 @@ pub(crate) async fn run<S: Steps, M: Memory>(memory: &M, call: &mut Call) -> Res
     Ok(())
 }
 
-/// Room for a call of a tree's kernel that goes in steps over registered memory.
-#[derive(Default)]
-pub(crate) struct LookUp {
-    running: Option<(Call, HostMemory)>,
-    at: At,
-    /// The call as a future, once it goes on as one.
-    apart: Option<Apart>,
-}
-
-/// A call that goes on as a future, with its memory, and how it ended.
-type Apart = Pin<Box<dyn Future<Output = (Call, HostMemory, Result<(), Status>)> + Send>>;
-
-/// How far it is.
-#[derive(Default)]
-enum At {
-    #[default]
-    Nowhere,
-    LookIn(btree::LookIn),
-    Range(btree::Range),
-    Put(btree::PutInPlace),
-}
-
-impl LookUp {
-    /// Whether a call goes in steps here: its kernel, and where it begins.
-    #[inline]
-    pub fn knows(call: &Call, memory: &HostMemory) -> Option<impl FnOnce(&mut Self, Call, HostMemory) + use<>> {
-        let at = match call.op {
-            op::TREE_GET => At::LookIn(btree::LookIn::of(memory, &call.params)?),
-            // Where there is no room for the reply the future says so, before it writes anything.
-            op::TREE_PUT if call.reply_room() >= 8 => At::Put(btree::PutInPlace::of(memory, &call.params)?),
-            op::TREE_SCAN => At::Range(btree::Range::of(memory, &call.params)?),
-            _ => return None,
-        };
-        Some(move |room: &mut Self, call, memory| {
-            room.running = Some((call, memory));
-            room.at = at;
-        })
-    }
-
-    /// A put whose leaf is to be split goes on as a future: how much there is to split is its caller's doing, whose tree may
-    /// hold anything, and so others run in between as with any call.
-    #[cold]
-    fn put_apart(&mut self) -> Result<bool, Status> {
-        if let Some((mut call, memory)) = self.running.take() {
-            self.apart = Some(Box::pin(async move {
-                let ended = btree::put_anyhow(&memory, &mut call).await;
-                (call, memory, ended)
-            }));
-        }
-        self.go_on_apart()
-    }
-
-    #[cold]
-    fn go_on_apart(&mut self) -> Result<bool, Status> {
-        let Some(apart) = &mut self.apart else { return Err(Status::Trapped) };
-        let Poll::Ready((call, memory, ended)) = apart.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-            return Ok(false);
-        };
-        (self.running, self.apart) = (Some((call, memory)), None);
-        ended.map(|()| true)
-    }
-
-    #[inline(always)]
-    fn step(&mut self) -> Result<bool, Status> {
-        let LookUp { running: Some((call, memory)), at, .. } = self else { return self.go_on_apart() };
-        match at {
-            // The tree was there when the call began.
-            At::LookIn(look) => look.step(memory, call)?.ok_or(Status::AccessDenied),
-            At::Range(range) => range.step(memory, call)?.ok_or(Status::AccessDenied),
-            At::Put(put) => match put.step(memory, call)? {
-                Some(ended) => Ok(ended),
-                None => self.put_apart(),
-            },
-            At::Nowhere => Err(Status::Trapped),
-        }
-    }
-}
-
-impl Short for LookUp {
-    type Beside = Lanes;
-
-    #[inline(always)]
-    fn poll(&mut self) -> Poll<Status> {
-        loop {
-            match self.step() {
-                Ok(true) => return Poll::Ready(Status::Ok),
-                // A future is pending only where accesses wait.
-                Ok(false) if self.running.as_ref().is_none_or(|(_, memory)| memory.prefetches()) => {
-                    return Poll::Pending;
-                }
-                Ok(false) => {}
-                Err(status) => return Poll::Ready(status),
-            }
-        }
-    }
-
-    fn clear(&mut self) {
-        (self.running, self.apart) = (None, None);
-    }
-}
-
-impl LookUp {
-    /// The call and its memory, once it has ended.
-    #[inline(always)]
-    pub fn take(&mut self) -> Option<(Call, HostMemory)> {
-        self.running.take()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::btree::{Put, Shape, Tree, TreeParams, TreeRef};
+    use crate::builtins::op;
+    use crate::host::HostMemory;
     use crate::{Builtins, GetParams, Kernel, Limits, TraversalParams, host_runner};
     use proptest::prelude::*;
     use remora_memory::{Access, Buffer, Registry};
     use std::collections::{BTreeMap, BTreeSet};
     use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
 
     const ALL: Access = Access::all();
 
