@@ -516,21 +516,37 @@ impl InPlace for [u8] {
         let len = leaf.count().min(capacity(leaf.words.bytes()) / (2 * WORD));
         let count = len.saturating_sub(leaf.place).min(most);
         let same = usize::from((leaf.words.get(HEAP / WORD) >> 16) as u16).min(KEY_BYTES);
-        let mut prefix = [0; KEY_BYTES];
-        leaf.words.take(Slot(leaf.words.get(LOW / WORD)).offset(), &mut prefix[..same]);
-        for at in leaf.place..leaf.place + count {
-            let slot = Slot(leaf.words.get(FIRST + at));
-            let rest = slot.len().min(KEY_BYTES - same);
-            let pair = call.grow_reply(2 + same + rest + WORD)?;
-            let (key, value) = pair.split_at_mut(2 + same + rest);
-            key[..2].copy_from_slice(&((same + rest) as u16).to_le_bytes());
-            key[2..2 + same].copy_from_slice(&prefix[..same]);
-            match rest {
-                ..=SHORT => key[2 + same..].copy_from_slice(&slot.first_four().to_be_bytes()[..rest]),
-                _ => leaf.words.take(slot.offset() + WORD, &mut key[2 + same..]),
-            }
-            value.copy_from_slice(&leaf.words.get(slot.offset() / WORD).to_le_bytes());
+        let slot = |at| Slot(leaf.words.get(FIRST + at));
+        let places = leaf.place..leaf.place + count;
+        let rests: usize = places.clone().map(|at| slot(at).len().min(KEY_BYTES - same)).sum();
+        let bytes = count * (2 + same + WORD) + rests;
+        if bytes > call.reply_room() {
+            return Err(Status::ReplyTooLong);
         }
+        // What all begin with, behind room for the length: blocks of it are written, what is too much being written over.
+        let mut begin = [0; (2 + KEY_BYTES).next_multiple_of(BLOCK)];
+        leaf.words.take(Slot(leaf.words.get(LOW / WORD)).offset(), &mut begin[2..2 + same]);
+        let start = call.reply.len();
+        call.reply.resize(start + bytes + BLOCK, 0);
+        let (out, mut at) = (&mut call.reply[start..], 0);
+        for place in places {
+            let slot = slot(place);
+            let rest = slot.len().min(KEY_BYTES - same);
+            for from in (0..2 + same).step_by(BLOCK) {
+                lay::<BLOCK>(out, at + from, begin[from..].first_chunk());
+            }
+            lay(out, at, Some(&((same + rest) as u16).to_le_bytes()));
+            at += 2 + same;
+            lay(out, at, Some(&slot.first_four().to_be_bytes()));
+            for from in (0..rest_bytes(rest)).step_by(WORD) {
+                let word = leaf.words.get((slot.offset() + WORD + from) / WORD);
+                lay(out, at + from, Some(&word.to_le_bytes()));
+            }
+            at += rest;
+            lay(out, at, Some(&leaf.words.get(slot.offset() / WORD).to_le_bytes()));
+            at += WORD;
+        }
+        call.reply.truncate(start + bytes);
         Ok(count)
     }
 
@@ -573,6 +589,17 @@ impl InPlace for [u8] {
         for at in (0..rest_bytes(rest.len())).step_by(WORD) {
             node.set((offset + WORD + at) / WORD, piece(rest, at).swap_bytes());
         }
+    }
+}
+
+/// Bytes that are laid at once.
+const BLOCK: usize = 32;
+
+/// Lays bytes, a number that the compiler knows.
+#[inline(always)]
+fn lay<const N: usize>(out: &mut [u8], at: usize, bytes: Option<&[u8; N]>) {
+    if let (Some(room), Some(bytes)) = (out.get_mut(at..at + N), bytes) {
+        room.copy_from_slice(bytes);
     }
 }
 

@@ -62,7 +62,7 @@ impl<'m, M: Memory> Ground<'m> for Near<'m, M> {
     }
 }
 
-/// A leaf, and what it said of a key at the moment of this head.
+/// A leaf, or another node that was looked for, and what it said of a key at the moment of this head.
 pub(crate) struct Leaf<'m> {
     pub words: Words<'m>,
     pub head: Head,
@@ -85,6 +85,11 @@ impl Leaf<'_> {
         self.words.get(0) == self.head.0
     }
 
+    /// Its level.
+    pub fn level(&self) -> Option<u8> {
+        ((self.meta >> 48) as u8).checked_sub(1)
+    }
+
     /// The node to its right; 0 if there is none.
     pub fn right(&self) -> u32 {
         self.meta as u32
@@ -99,6 +104,8 @@ impl Leaf<'_> {
 /// How far a visit is on its way to a leaf.
 pub(super) struct Way {
     pub slot: u32,
+    /// The level that it leads to.
+    until: u8,
     /// Of the node, once its parent has said so.
     level: Option<u8>,
     looks: u32,
@@ -108,7 +115,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    pub const BEGIN: Way = Way { slot: ROOT, level: None, looks: 0, tries: 0, rights: 0 };
+    pub const BEGIN: Way = Way { slot: ROOT, until: 0, level: None, looks: 0, tries: 0, rights: 0 };
 
     /// Goes to the leaf to the right of one.
     pub fn turn_right(&mut self, right: u32) {
@@ -270,14 +277,16 @@ pub(super) fn found(leaf: &Leaf<'_>) -> Result<u64, Status> {
 }
 
 impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
-    /// What is made of the leaf that a key belongs to, by its slot, if nodes can be looked at in place; `None` if they cannot.
+    /// What is made of the node at a level that a key belongs to, or of the root, if the tree is not that high, by its slot, if nodes
+    /// can be looked at in place; `None` if they cannot.
     #[inline]
     pub(super) async fn in_place<T>(
         &self,
         key: &K,
+        level: u8,
         what: impl Fn(u32, &Leaf<'_>) -> Result<T, Status>,
     ) -> Result<Option<T>, Status> {
-        let (mut way, mut looks) = (Way::BEGIN, Looks::default());
+        let (mut way, mut looks) = (Way { until: level, ..Way::BEGIN }, Looks::default());
         loop {
             let Some(nodes) = Nodes::of(&self.at, &mut Near(self.memory)) else { return Ok(None) };
             let len = match nodes.follow(key, &mut way)? {
@@ -324,7 +333,7 @@ impl<'m> Nodes<'m> {
         }
         let fits = kind > 0 && way.level.is_none_or(|level| level + 1 == kind);
         match glance {
-            Glance::Here(place, value) if fits && kind == 1 => {
+            Glance::Here(place, value) if fits && kind <= way.until + 1 => {
                 return Ok(Next::Leaf(Leaf { words, head, meta, place, value }));
             }
             Glance::Here(_, child) if fits => {
