@@ -3,6 +3,7 @@
 //! Such a call is little more than where it is: a line of numbers, and no state within states. What every access of every call
 //! would find out, which region a key names, is found out once a turn.
 
+use crate::btree::{Ground, TreeRef};
 use crate::builtins::op;
 use crate::call::{Call, Status};
 use crate::get::Get;
@@ -12,8 +13,9 @@ use crate::memory::{Limits, PIECE};
 use crate::pool::{Beside, POLL};
 use crate::steps::{Held, LINE, Read, Steps, Stop};
 use crate::traversal::Traversal;
-use remora_memory::{Access, Pd, Region};
+use remora_memory::{Access, Pd, Region, Runs, WordsMut};
 use std::collections::VecDeque;
+use trees::Trees;
 
 /// Calls that have begun, at most: enough to wait for memory side by side, and few enough that all they touch stays close to
 /// the core.
@@ -30,6 +32,7 @@ pub(crate) struct Lanes {
     traversals: Lane<Traversal>,
     finds: Lane<Find>,
     rewrites: Lane<Rewrite>,
+    trees: Trees,
 }
 
 /// Calls of one kernel that have begun.
@@ -85,7 +88,8 @@ impl Lanes {
     pub fn takes(&self, call: &Call) -> Option<Pd> {
         let fits = |pd: &Pd| self.pd == Some(*pd) || self.is_empty();
         call.pd.filter(|pd| {
-            matches!(call.op, op::GET | op::TRAVERSAL | op::KV_GET | op::KV_PUT | op::KV_UPDATE) && fits(pd)
+            let in_steps = matches!(call.op, op::GET | op::TRAVERSAL | op::KV_GET | op::KV_PUT | op::KV_UPDATE);
+            (in_steps || matches!(call.op, op::TREE_GET | op::TREE_PUT | op::TREE_SCAN)) && fits(pd)
         })
     }
 
@@ -109,6 +113,7 @@ impl Lanes {
             op::GET => self.gets.begin(call, limits, reads),
             op::KV_GET => self.finds.begin(call, limits, reads),
             op::KV_PUT | op::KV_UPDATE => self.rewrites.begin(call, limits, reads),
+            op::TREE_GET | op::TREE_PUT | op::TREE_SCAN => self.trees.begin(call),
             _ => self.traversals.begin(call, limits, reads),
         }
     }
@@ -145,6 +150,7 @@ impl Lanes {
             self.begun -= self.traversals.poll(&mut reads, &mut balance, ended);
             self.begun -= self.finds.poll(&mut reads, &mut balance, ended);
             self.begun -= self.rewrites.poll(&mut reads, &mut balance, ended);
+            self.begun -= self.trees.poll(&mut reads, &mut balance, ended);
             if !self.waiting.is_empty() {
                 self.begin_waiting(limits, &mut reads);
             }
@@ -306,8 +312,11 @@ impl Beside for Lanes {
         if let Some(at) = self.waiting.iter().position(|call| call.tag == tag) {
             return self.waiting.remove(at).is_some();
         }
-        let began =
-            self.gets.cancel(tag) || self.traversals.cancel(tag) || self.finds.cancel(tag) || self.rewrites.cancel(tag);
+        let began = self.gets.cancel(tag)
+            || self.traversals.cancel(tag)
+            || self.finds.cancel(tag)
+            || self.rewrites.cancel(tag)
+            || self.trees.cancel(tag);
         self.begun -= usize::from(began);
         began
     }
@@ -319,6 +328,8 @@ struct Reads<'m> {
     /// The regions that were read last, on the way and for a reply.
     way: Known<'m>,
     replies: Known<'m>,
+    /// The tree that was looked at last.
+    tree: Option<Seen<'m>>,
     /// What long reads cost, in half nanoseconds.
     work: i64,
 }
@@ -328,6 +339,14 @@ struct Reads<'m> {
 struct Known<'m> {
     key: u32,
     region: Option<&'m Region>,
+}
+
+/// A tree that was looked at, which may be read as long as its region is there.
+struct Seen<'m> {
+    key: u32,
+    nodes: (u64, u64),
+    region: &'m Region,
+    slots: Runs<'m>,
 }
 
 impl<'m> Known<'m> {
@@ -343,11 +362,43 @@ impl<'m> Known<'m> {
     }
 }
 
+impl<'m> Ground<'m> for Reads<'m> {
+    #[inline(always)]
+    fn slots(&mut self, tree: &TreeRef) -> Option<Runs<'m>> {
+        if let Some(seen) = &self.tree
+            && (seen.key, seen.nodes) == (tree.key, tree.nodes())
+            && seen.region.is_valid()
+        {
+            return Some(seen.slots);
+        }
+        self.look_up(tree)
+    }
+
+    #[inline(always)]
+    fn slot_mut(&mut self, tree: &TreeRef, slot: u32) -> Option<WordsMut<'m>> {
+        let need = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let region = self.way.find(self.memory, tree.key)?;
+        let (va, len) = tree.node(slot);
+        region.check(self.memory.pd(), va, len, need).ok()?;
+        region.view_mut(va, usize::try_from(len).ok()?)
+    }
+}
+
 impl<'m> Reads<'m> {
     #[inline(always)]
     fn new(memory: &'m HostMemory) -> Self {
         let known = Known { key: 0, region: None };
-        Reads { memory, way: known, replies: known, work: 0 }
+        Reads { memory, way: known, replies: known, tree: None, work: 0 }
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self, tree: &TreeRef) -> Option<Runs<'m>> {
+        let (va, len) = tree.nodes();
+        let region = self.way.find(self.memory, tree.key)?;
+        region.check(self.memory.pd(), va, len, Access::REMOTE_READ).ok()?;
+        let slots = region.view(va, usize::try_from(len).ok()?)?.runs(usize::from(tree.node_bytes) / 8);
+        self.tree = Some(Seen { key: tree.key, nodes: (va, len), region, slots });
+        Some(slots)
     }
 
     /// Asks for bytes. False if they may not be read.
@@ -421,3 +472,4 @@ fn read<'m>(memory: &'m HostMemory, known: &mut Known<'m>, Place { va, key, .. }
 
 #[cfg(test)]
 mod tests;
+mod trees;

@@ -1,6 +1,5 @@
 //! A bounded pool of tasks, after RAMBDA's table of outstanding requests (HPCA 2023), whose turns clients share.
 
-use crate::call::Status;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,19 +17,17 @@ pub(crate) const POLL: i64 = 8;
 /// 1996): each gets [`TURN`] once a round and pays for what its tasks do, so that many tasks, or long ones, take
 /// time from their own client alone. Who has taken more sits out until it is paid back, or nobody else wants the time.
 ///
-/// Beside futures it takes tasks of a second type, if it was made [`with_short`](Self::with_short) ones: they lie side by
-/// side, and have no states within states. Of a third kind, [`Short::Beside`], each client has its own store.
-pub struct TaskPool<F: Future, S: Short = Never> {
+/// Beside futures it counts tasks of a second kind, [`Beside`], of which each client has its own store, if it was made
+/// [`with_beside`](Self::with_beside) such.
+pub struct TaskPool<F: Future, B: Beside = ()> {
     slots: Vec<Pin<Box<Option<F>>>>,
-    /// Tasks that are no futures, at the same numbers.
-    short: Vec<S>,
     /// What is known of each slot.
     links: Vec<Link>,
     free: Vec<u32>,
     /// What ended when it began, and the slots that it still has.
-    early: Vec<(u32, Early<F::Output>)>,
+    early: Vec<(u32, F::Output)>,
     /// By client.
-    lines: Vec<Line<S::Beside>>,
+    lines: Vec<Line<B>>,
     /// Tasks in their clients' stores.
     beside: usize,
     /// Clients with tasks, each once, in the order of their turns.
@@ -41,18 +38,6 @@ pub struct TaskPool<F: Future, S: Short = Never> {
     /// What tasks did in the last turn, and what those that began since did, beside being polled.
     worked: i64,
     begun: i64,
-}
-
-/// Room for a task that is no future.
-pub trait Short: Default {
-    /// Where a client's tasks are that its pool knows nothing of but how many.
-    type Beside: Beside;
-
-    /// Goes on. It is ready with how it ended, and then to be emptied.
-    fn poll(&mut self) -> Poll<Status>;
-
-    /// Drops the task.
-    fn clear(&mut self);
 }
 
 /// A client's tasks that are polled together.
@@ -80,40 +65,21 @@ impl Beside for () {
     }
 }
 
-/// Takes what tasks have come to: of a short one where it is, as little as possible is to be moved.
-pub(crate) trait Ends<O, S: Short> {
+/// Takes what tasks have come to.
+pub(crate) trait Ends<O, B: Beside> {
     /// A future's output.
     fn future(&mut self, output: O);
 
-    /// A short task has ended; whoever takes it leaves its room empty.
-    fn short(&mut self, task: &mut S, status: Status);
-
     /// Polls a client's tasks, each once, until the balance is spent. Returns what is left of it, and what of it was not for
     /// polls.
-    fn beside(&mut self, tasks: &mut S::Beside, balance: i64) -> (i64, i64);
+    fn beside(&mut self, tasks: &mut B, balance: i64) -> (i64, i64);
 }
 
-/// There are no short tasks.
-#[derive(Default)]
-pub struct Never;
-
-impl Short for Never {
-    type Beside = ();
-
-    fn poll(&mut self) -> Poll<Status> {
-        Poll::Pending
-    }
-
-    fn clear(&mut self) {}
-}
-
-impl<O, D: FnMut(O)> Ends<O, Never> for D {
+impl<O, D: FnMut(O)> Ends<O, ()> for D {
     #[inline]
     fn future(&mut self, output: O) {
         self(output);
     }
-
-    fn short(&mut self, _: &mut Never, _: Status) {}
 
     fn beside(&mut self, (): &mut (), balance: i64) -> (i64, i64) {
         (balance, 0)
@@ -123,8 +89,6 @@ impl<O, D: FnMut(O)> Ends<O, Never> for D {
 #[derive(Clone, Copy, Debug, Default)]
 struct Link {
     client: u32,
-    /// Whether the task is no future.
-    short: bool,
     tag: u64,
 }
 
@@ -142,12 +106,6 @@ struct Line<B> {
     round: u64,
     /// What it gets in a round, in [`TURN`]s.
     weight: u32,
-}
-
-/// The output of a future, or how a short task ended.
-enum Early<O> {
-    Future(O),
-    Short(Status),
 }
 
 /// What tasks have done beside being polled. Atomic only so that a pool may move between threads: one thread uses it.
@@ -203,7 +161,7 @@ impl<F: Future> TaskPool<F> {
 
     /// A pool of `capacity` slots.
     pub fn new(capacity: usize) -> Self {
-        Self::with_short(capacity)
+        Self::with_beside(capacity)
     }
 
     /// One turn: polls tasks, each about once, for as long as [`TURN`] lasts, and hands the results of those that are
@@ -214,12 +172,11 @@ impl<F: Future> TaskPool<F> {
     }
 }
 
-impl<F: Future, S: Short> TaskPool<F, S> {
-    /// A pool of `capacity` slots, for tasks of two types.
-    pub(crate) fn with_short(capacity: usize) -> Self {
+impl<F: Future, B: Beside> TaskPool<F, B> {
+    /// A pool of `capacity` slots, for tasks of two kinds.
+    pub(crate) fn with_beside(capacity: usize) -> Self {
         TaskPool {
             slots: (0..capacity).map(|_| Box::pin(None)).collect(),
-            short: (0..capacity).map(|_| S::default()).collect(),
             links: vec![Link::default(); capacity],
             free: (0..capacity as u32).rev().collect(),
             early: Vec::with_capacity(capacity),
@@ -254,15 +211,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     pub(crate) fn spawn_with(&mut self, client: u32, tag: u64, meter: &Meter, task: impl FnOnce() -> F) {
         let Some(slot) = self.take_slot() else { return };
         self.slots[slot as usize].set(Some(task()));
-        self.begin(slot, (client, tag, false), meter);
-    }
-
-    /// As [`spawn_with`](Self::spawn_with), of a short task, which is put where it stays.
-    #[inline]
-    pub(crate) fn spawn_short(&mut self, client: u32, tag: u64, meter: &Meter, put: impl FnOnce(&mut S)) {
-        let Some(slot) = self.take_slot() else { return };
-        put(&mut self.short[slot as usize]);
-        self.begin(slot, (client, tag, true), meter);
+        self.begin(slot, (client, tag), meter);
     }
 
     #[inline]
@@ -272,17 +221,14 @@ impl<F: Future, S: Short> TaskPool<F, S> {
 
     /// Gives what is in a slot its first turn.
     #[inline]
-    fn begin(&mut self, slot: u32, (client, tag, short): (u32, u64, bool), meter: &Meter) {
+    fn begin(&mut self, slot: u32, (client, tag): (u32, u64), meter: &Meter) {
         let link = &mut self.links[slot as usize];
-        (link.client, link.tag, link.short) = (client, tag, short);
+        (link.client, link.tag) = (client, tag);
         self.line(client);
         let line = &mut self.lines[client as usize];
         let balance = line.balance_at(self.round);
         if balance > 0 {
-            let poll = match short {
-                true => self.short[slot as usize].poll().map(Early::Short),
-                false => poll_future(self.slots[slot as usize].as_mut()).map(Early::Future),
-            };
+            let poll = poll_future(self.slots[slot as usize].as_mut());
             let work = meter.take();
             (line.balance, line.round) = (balance - POLL - work, self.round);
             self.begun += work;
@@ -301,7 +247,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     }
 
     #[inline]
-    fn line(&mut self, client: u32) -> &mut Line<S::Beside> {
+    fn line(&mut self, client: u32) -> &mut Line<B> {
         if client as usize >= self.lines.len() {
             self.lines.resize_with(client as usize + 1, Line::default);
         }
@@ -310,7 +256,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
 
     /// A client's store of tasks. Who puts one into it, which a full pool has no room for, says [`began`](Self::began).
     #[inline]
-    pub(crate) fn beside(&mut self, client: u32) -> &mut S::Beside {
+    pub(crate) fn beside(&mut self, client: u32) -> &mut B {
         &mut self.line(client).beside
     }
 
@@ -327,16 +273,13 @@ impl<F: Future, S: Short> TaskPool<F, S> {
 
     /// One turn: see [`poll`](Self::poll).
     #[inline]
-    pub(crate) fn poll_into(&mut self, meter: &Meter, mut done: impl Ends<F::Output, S>) -> usize {
+    pub(crate) fn poll_into(&mut self, meter: &Meter, mut done: impl Ends<F::Output, B>) -> usize {
         let before = self.len();
         self.worked = std::mem::take(&mut self.begun);
         if !self.early.is_empty() {
             for (slot, output) in self.early.drain(..) {
                 self.free.push(slot);
-                match output {
-                    Early::Future(output) => done.future(output),
-                    Early::Short(status) => done.short(&mut self.short[slot as usize], status),
-                }
+                done.future(output);
             }
         }
         if self.ready.len() > 1 {
@@ -351,7 +294,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
 
     /// A turn that clients share.
     #[inline(never)]
-    fn poll_clients(&mut self, meter: &Meter, done: &mut impl Ends<F::Output, S>) {
+    fn poll_clients(&mut self, meter: &Meter, done: &mut impl Ends<F::Output, B>) {
         let (mut left, mut least_debt, mut in_credit) = (TURN as i64 - self.worked, i64::MIN, false);
         for _ in 0..self.ready.len() {
             if self.left_in_round == 0 {
@@ -383,7 +326,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
 
     /// Polls the client's tasks, each about once, until its balance is spent. Returns what is left of it.
     #[inline(always)]
-    fn poll_client(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, S>) -> i64 {
+    fn poll_client(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, B>) -> i64 {
         let line = &mut self.lines[client as usize];
         let first = line.beside_first;
         if balance > 0 {
@@ -402,7 +345,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     }
 
     #[inline(always)]
-    fn poll_beside(&mut self, client: u32, balance: i64, done: &mut impl Ends<F::Output, S>) -> i64 {
+    fn poll_beside(&mut self, client: u32, balance: i64, done: &mut impl Ends<F::Output, B>) -> i64 {
         let beside = &mut self.lines[client as usize].beside;
         let before = beside.len();
         if before == 0 || balance <= 0 {
@@ -415,38 +358,23 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     }
 
     #[inline(always)]
-    fn poll_slots(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, S>) -> i64 {
-        let TaskPool { slots, short, links, free, lines, worked, .. } = self;
+    fn poll_slots(&mut self, client: u32, mut balance: i64, meter: &Meter, done: &mut impl Ends<F::Output, B>) -> i64 {
+        let TaskPool { slots, free, lines, worked, .. } = self;
         let live = &mut lines[client as usize].slots;
         // Those polled so far, and how many of them stay: in front, in their order.
         let (mut polled, mut stay) = (0, 0);
         while polled < live.len() && balance > 0 {
             let slot = live[polled];
             polled += 1;
-            let pending = if links[slot as usize].short {
-                let task = &mut short[slot as usize];
-                match task.poll() {
-                    Poll::Pending => true,
-                    Poll::Ready(status) => {
-                        done.short(task, status);
-                        false
-                    }
-                }
-            } else {
-                match poll_future(slots[slot as usize].as_mut()) {
-                    Poll::Pending => true,
-                    Poll::Ready(output) => {
-                        done.future(output);
-                        false
-                    }
-                }
-            };
-            match pending {
-                true => {
+            match poll_future(slots[slot as usize].as_mut()) {
+                Poll::Pending => {
                     live[stay] = slot;
                     stay += 1;
                 }
-                false => free.push(slot),
+                Poll::Ready(output) => {
+                    done.future(output);
+                    free.push(slot);
+                }
             }
             let work = meter.take();
             *worked += work;
@@ -485,10 +413,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
     /// Drops the task with this tag. False if there is none.
     pub(crate) fn cancel(&mut self, tag: u64) -> bool {
         if let Some(at) = self.early.iter().position(|&(slot, _)| self.links[slot as usize].tag == tag) {
-            let (slot, early) = self.early.remove(at);
-            if let Early::Short(_) = early {
-                self.short[slot as usize].clear();
-            }
+            let (slot, _) = self.early.remove(at);
             self.free.push(slot);
             return true;
         }
@@ -508,10 +433,7 @@ impl<F: Future, S: Short> TaskPool<F, S> {
         if line.is_empty() {
             self.ready.retain(|&other| other != client);
         }
-        match self.links[found as usize].short {
-            true => self.short[found as usize].clear(),
-            false => self.slots[found as usize].set(None),
-        }
+        self.slots[found as usize].set(None);
         self.free.push(found);
         true
     }

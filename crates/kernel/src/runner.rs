@@ -6,7 +6,7 @@ use crate::host::HostMemory;
 use crate::lanes::Lanes;
 use crate::memory::Limits;
 use crate::pool::{Ends, Meter, TaskPool};
-use crate::steps::{LookUp, Stop};
+use crate::steps::Stop;
 use remora_memory::{Pd, Registry};
 use std::sync::Arc;
 
@@ -134,12 +134,12 @@ where
     let domains = Vec::with_capacity(DOMAINS);
     let meter = Arc::<Meter>::default();
     let memories = Memories { registry, prefetching, limits, meter: meter.clone(), domains, turn: 0, next: 0 };
-    Box::new(HostRunner { pool: TaskPool::with_short(capacity), task, memories, meter, apart: Vec::new() })
+    Box::new(HostRunner { pool: TaskPool::with_beside(capacity), task, memories, meter, apart: Vec::new() })
 }
 
-/// A task per call, with a memory from a store of them; look-ups go in steps.
+/// A task per call, with a memory from a store of them; look-ups go in steps, in lanes.
 struct HostRunner<F: Future, T> {
-    pool: TaskPool<F, LookUp>,
+    pool: TaskPool<F, Lanes>,
     task: T,
     memories: Memories,
     meter: Arc<Meter>,
@@ -219,14 +219,7 @@ where
         let Self { pool, task, memories, meter, .. } = self;
         let (client, tag) = (call.client, call.tag);
         let memory = call.pd.map(|pd| memories.take(pd));
-        if let Some(memory) = memory {
-            match LookUp::knows(&call, &memory) {
-                Some(put) => pool.spawn_short(client, tag, meter, |room| put(room, call, memory)),
-                None => pool.spawn_with(client, tag, meter, || task(call, Some(memory))),
-            }
-        } else {
-            pool.spawn_with(client, tag, meter, || task(call, None));
-        }
+        pool.spawn_with(client, tag, meter, || task(call, memory));
     }
 }
 
@@ -238,29 +231,18 @@ struct Settled<'a, 'd> {
     apart: &'a mut Vec<Call>,
 }
 
-impl Settled<'_, '_> {
-    #[inline(always)]
-    fn settle(&mut self, call: Call, status: Status, mut memory: HostMemory) {
-        let status = memory.settle(status);
-        self.memories.put_back(memory);
-        (self.done)(call, status);
-    }
-}
-
-impl Ends<(Call, Status, Option<HostMemory>), LookUp> for Settled<'_, '_> {
+impl Ends<(Call, Status, Option<HostMemory>), Lanes> for Settled<'_, '_> {
     #[inline]
     fn future(&mut self, (call, status, memory): (Call, Status, Option<HostMemory>)) {
-        match memory {
-            Some(memory) => self.settle(call, status, memory),
-            None => (self.done)(call, status),
-        }
-    }
-
-    #[inline(always)]
-    fn short(&mut self, task: &mut LookUp, status: Status) {
-        if let Some((call, memory)) = task.take() {
-            self.settle(call, status, memory);
-        }
+        let status = match memory {
+            Some(mut memory) => {
+                let status = memory.settle(status);
+                self.memories.put_back(memory);
+                status
+            }
+            None => status,
+        };
+        (self.done)(call, status);
     }
 
     #[inline]

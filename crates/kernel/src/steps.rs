@@ -1,20 +1,12 @@
 //! Kernels in steps: look-ups that read, decide, and read again.
 //!
 //! What such a kernel decides stands once, in [`Steps`], which waits for nothing. Where accesses are awaited, [`run`] drives
-//! it; a runner over registered memory drives it itself ([`Lanes`](crate::lanes::Lanes); those of a tree, which look at nodes
-//! in place, by [`LookUp`]), as it then keeps of a call little more than where it is: in the future of all kernels every turn
-//! passes through the states of several that lie in one another.
+//! it; a runner over registered memory drives it itself ([`Lanes`](crate::lanes::Lanes)), as it then keeps of a call little more
+//! than where it is: in the future of all kernels every turn passes through the states of several that lie in one another.
 
-use crate::btree::{self, Visit};
-use crate::builtins::op;
 use crate::call::{Call, Status};
-use crate::host::HostMemory;
-use crate::lanes::Lanes;
 use crate::memory::{Memory, PIECE};
-use crate::pool::Short;
 use remora_memory::{Pd, Region};
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
 
 /// Bytes that a step looks at, at most: a cache line.
 pub(crate) const LINE: usize = 64;
@@ -92,124 +84,18 @@ pub(crate) async fn run<S: Steps, M: Memory>(memory: &M, call: &mut Call) -> Res
     Ok(())
 }
 
-/// Room for a call of a tree's kernel that goes in steps over registered memory.
-#[derive(Default)]
-pub(crate) struct LookUp {
-    running: Option<(Call, HostMemory)>,
-    at: At,
-    /// The call as a future, once it goes on as one.
-    apart: Option<Apart>,
-}
-
-/// A call that goes on as a future, with its memory, and how it ended.
-type Apart = Pin<Box<dyn Future<Output = (Call, HostMemory, Result<(), Status>)> + Send>>;
-
-/// How far it is.
-#[derive(Default)]
-enum At {
-    #[default]
-    Nowhere,
-    LookIn(btree::LookIn),
-    Range(btree::Range),
-    Put(btree::PutInPlace),
-}
-
-impl LookUp {
-    /// Whether a call goes in steps here: its kernel, and where it begins.
-    #[inline]
-    pub fn knows(call: &Call, memory: &HostMemory) -> Option<impl FnOnce(&mut Self, Call, HostMemory) + use<>> {
-        let at = match call.op {
-            op::TREE_GET => At::LookIn(btree::LookIn::of(memory, &call.params)?),
-            // Where there is no room for the reply the future says so, before it writes anything.
-            op::TREE_PUT if call.reply_room() >= 8 => At::Put(btree::PutInPlace::of(memory, &call.params)?),
-            op::TREE_SCAN => At::Range(btree::Range::of(memory, &call.params)?),
-            _ => return None,
-        };
-        Some(move |room: &mut Self, call, memory| {
-            room.running = Some((call, memory));
-            room.at = at;
-        })
-    }
-
-    /// A put whose leaf is to be split goes on as a future: how much there is to split is its caller's doing, whose tree may
-    /// hold anything, and so others run in between as with any call.
-    #[cold]
-    fn put_apart(&mut self) -> Result<bool, Status> {
-        if let Some((mut call, memory)) = self.running.take() {
-            self.apart = Some(Box::pin(async move {
-                let ended = btree::put_anyhow(&memory, &mut call).await;
-                (call, memory, ended)
-            }));
-        }
-        self.go_on_apart()
-    }
-
-    #[cold]
-    fn go_on_apart(&mut self) -> Result<bool, Status> {
-        let Some(apart) = &mut self.apart else { return Err(Status::Trapped) };
-        let Poll::Ready((call, memory, ended)) = apart.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-            return Ok(false);
-        };
-        (self.running, self.apart) = (Some((call, memory)), None);
-        ended.map(|()| true)
-    }
-
-    #[inline(always)]
-    fn step(&mut self) -> Result<bool, Status> {
-        let LookUp { running: Some((call, memory)), at, .. } = self else { return self.go_on_apart() };
-        match at {
-            // The tree was there when the call began.
-            At::LookIn(look) => look.step(memory, call)?.ok_or(Status::AccessDenied),
-            At::Range(range) => range.step(memory, call)?.ok_or(Status::AccessDenied),
-            At::Put(put) => match put.step(memory, call)? {
-                Some(ended) => Ok(ended),
-                None => self.put_apart(),
-            },
-            At::Nowhere => Err(Status::Trapped),
-        }
-    }
-}
-
-impl Short for LookUp {
-    type Beside = Lanes;
-
-    #[inline(always)]
-    fn poll(&mut self) -> Poll<Status> {
-        loop {
-            match self.step() {
-                Ok(true) => return Poll::Ready(Status::Ok),
-                // A future is pending only where accesses wait.
-                Ok(false) if self.running.as_ref().is_none_or(|(_, memory)| memory.prefetches()) => {
-                    return Poll::Pending;
-                }
-                Ok(false) => {}
-                Err(status) => return Poll::Ready(status),
-            }
-        }
-    }
-
-    fn clear(&mut self) {
-        (self.running, self.apart) = (None, None);
-    }
-}
-
-impl LookUp {
-    /// The call and its memory, once it has ended.
-    #[inline(always)]
-    pub fn take(&mut self) -> Option<(Call, HostMemory)> {
-        self.running.take()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::btree::{Put, Shape, Tree, TreeParams, TreeRef};
+    use crate::btree::{BytePairs, ByteParams, Put, Shape, Tree, TreeParams, TreeRef};
+    use crate::builtins::op;
+    use crate::host::HostMemory;
     use crate::{Builtins, GetParams, Kernel, Limits, TraversalParams, host_runner};
     use proptest::prelude::*;
     use remora_memory::{Access, Buffer, Registry};
     use std::collections::{BTreeMap, BTreeSet};
     use std::sync::Arc;
+    use std::task::{Context, Poll, Waker};
 
     const ALL: Access = Access::all();
 
@@ -448,6 +334,113 @@ mod tests {
                 prop_assert_eq!(if status == Status::Ok { Ok(reply) } else { Err(status) }, expected, "{:?}", params);
             }
             prop_assert_eq!(place.audit(tree), model.into_iter().collect::<Vec<_>>());
+        }
+    }
+
+    /// Keys of which many begin alike, with rests that their slots hold and others.
+    fn name(number: u16) -> Vec<u8> {
+        let begin: &[u8] = [&b""[..], b"user00000000", b"user0000000001", b"w"][usize::from(number % 4)];
+        let digits = (number / 8).to_be_bytes();
+        [begin, &digits[usize::from(number / 8 < 256)..], &b"tail.."[..usize::from(number / 4 % 2) * 6]].concat()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..Default::default() })]
+
+        /// The same with keys that are bytes, which are looked up and read in order as well.
+        #[test]
+        fn a_tree_of_bytes_in_a_runner_is_an_ordered_map(
+            loaded in prop::collection::btree_set(0u16..2400, 0..300),
+            writes in prop::collection::vec((0u16..2400, any::<u64>(), 0usize..3), 1..500),
+            reads in prop::collection::vec((0u16..2400, 0u64..60), 1..100),
+        ) {
+            let shape = Shape { node_bytes: 256, fill: 100 };
+            let mut model: BTreeMap<Vec<u8>, u64> = loaded.iter().map(|&n| (name(n), n.into())).collect();
+            let mut bytes = vec![0; 256 * 1000];
+            let write = |at: u64, node: &[u8]| {
+                bytes[at as usize..][..node.len()].copy_from_slice(node);
+                Ok::<_, crate::btree::BuildError>(())
+            };
+            shape.build_bytes(model.iter().map(|(key, value)| (key, *value)), 1000, write).unwrap();
+            let place = Place::new(bytes, ALL);
+            let tree = TreeRef { base: 0, key: place.region.key(), slots: 1000, node_bytes: 256, owners: 0, owner: 0 };
+            let mut runner = host_runner(place.registry.clone(), true, 1, Limits::default());
+            let mut run = |op, params: ByteParams<'_>| {
+                let mut encoded = Vec::new();
+                params.encode(&mut encoded);
+                assert!(runner.start(place.call(op, &encoded, 1 << 14)).is_ok());
+                let mut ended = None;
+                while ended.is_none() {
+                    runner.poll(&mut |call, status| ended = Some((status, call.reply.clone())));
+                }
+                let (status, reply) = ended.unwrap();
+                if status == Status::Ok { Ok(reply) } else { Err(status) }
+            };
+            for (number, value, how) in writes {
+                let (key, how) = (name(number), [Put::Upsert, Put::Insert, Put::Update][how]);
+                let old = model.get(&key).copied();
+                let expected = match (how, old) {
+                    (Put::Insert, Some(_)) => Err(crate::btree::EXISTS),
+                    (Put::Update, None) => Err(Status::NotFound),
+                    _ => Ok(old.map_or(Vec::new(), |old| old.to_le_bytes().to_vec())),
+                };
+                let got = run(op::TREE_PUT, ByteParams { how, ..ByteParams::new(tree, &key, value) });
+                prop_assert_eq!(&got, &expected, "{:?} of {:?}", how, key);
+                if expected.is_ok() {
+                    model.insert(key, value);
+                }
+            }
+            for (number, count) in reads {
+                let key = name(number);
+                let expected = model.get(&key).map(|value| value.to_le_bytes().to_vec()).ok_or(Status::NotFound);
+                prop_assert_eq!(run(op::TREE_GET, ByteParams::new(tree, &key, 0)), expected);
+                let reply = run(op::TREE_SCAN, ByteParams::new(tree, &key, count)).unwrap();
+                let pairs: Vec<_> = BytePairs(&reply).map(|(key, value)| (key.to_vec(), value)).collect();
+                let expected = model.range(key..).take(count as usize).map(|(key, value)| (key.clone(), *value));
+                prop_assert_eq!(pairs, expected.collect::<Vec<_>>());
+            }
+            let memory = HostMemory::new(place.registry.clone(), place.pd, false, Limits::default());
+            let audit = run_now(Tree::of_bytes(&memory, tree).unwrap().audit()).unwrap();
+            prop_assert_eq!((audit.lost, audit.orphans), (0, 0));
+            prop_assert_eq!(audit.pairs, model.into_iter().collect::<Vec<_>>());
+        }
+
+        /// Nodes that hold anything end a call, and none reaches beyond them.
+        #[test]
+        fn calls_of_a_tree_of_bytes_that_holds_anything_end(
+            noise in prop::collection::vec(any::<u8>(), 3 * 256..=3 * 256),
+            level in 1u8..3,
+            shape in (0u16..20, 0u16..300, 0u16..40),
+            keys in prop::collection::vec(prop::collection::vec(0u8..3, 0..33), 1..20),
+        ) {
+            let mut bytes = vec![0; 8 * 256];
+            bytes[256..4 * 256].copy_from_slice(&noise);
+            bytes[8..16].copy_from_slice(&4u64.to_le_bytes());
+            for slot in 1..4 {
+                let node = &mut bytes[slot * 256..][..256];
+                node[..8].fill(0);
+                node[248..].fill(0);
+                let (count, heap, same) = shape;
+                node[16..18].copy_from_slice(&heap.to_le_bytes());
+                node[18..20].copy_from_slice(&same.to_le_bytes());
+                node[28..30].copy_from_slice(&count.to_le_bytes());
+                node[30..32].copy_from_slice(&[level, 0]);
+                if slot == 1 {
+                    // The root covers all keys.
+                    node[8..16].copy_from_slice(&[0, 0, 0, 0, 0, 0, 255, 255]);
+                }
+            }
+            let place = Place::new(bytes, ALL);
+            let tree = TreeRef { base: 0, key: place.region.key(), slots: 8, node_bytes: 256, owners: 0, owner: 0 };
+            let mut runner = host_runner(place.registry.clone(), true, 1, Limits::default());
+            for (key, op) in keys.iter().zip([op::TREE_GET, op::TREE_SCAN, op::TREE_PUT].into_iter().cycle()) {
+                let mut params = Vec::new();
+                ByteParams::new(tree, key, 30).encode(&mut params);
+                prop_assert!(runner.start(place.call(op, &params, 1 << 12)).is_ok());
+                while runner.in_flight() > 0 {
+                    runner.poll(&mut |_, _| ());
+                }
+            }
         }
     }
 

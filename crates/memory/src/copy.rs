@@ -4,6 +4,8 @@
 //! `Release` store are ordinary moves, so the order that the crate promises costs nothing there; and longer copies move
 //! two words at a time.
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a word.
@@ -420,9 +422,24 @@ fn lines_of(ptr: *const u8, len: usize) -> (*const u8, usize) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 pub fn has_masks() -> bool {
-    std::is_x86_feature_detected!("avx512f")
-        && std::is_x86_feature_detected!("bmi2")
-        && std::is_x86_feature_detected!("popcnt")
+    /// Asked once: it takes a dozen instructions.
+    static KNOWN: AtomicU8 = AtomicU8::new(0);
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+
+    #[cold]
+    fn find_out() -> u8 {
+        let has = std::is_x86_feature_detected!("avx512f")
+            && std::is_x86_feature_detected!("bmi2")
+            && std::is_x86_feature_detected!("popcnt");
+        let known = if has { YES } else { NO };
+        KNOWN.store(known, Ordering::Relaxed);
+        known
+    }
+    match KNOWN.load(Ordering::Relaxed) {
+        0 => find_out() == YES,
+        known => known == YES,
+    }
 }
 
 /// How many of `count` words from `src` on are at most `most`, in whatever pieces is quickest: if somebody writes them

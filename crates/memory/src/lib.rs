@@ -79,4 +79,4 @@ pub use region::{Access, AccessError, PAGE_BYTES, Region};
 pub use registry::{DeregisterError, MAX_REGIONS, Pd, PdBusy, RegisterError, Registry, Translation};
 pub use scatter::Scatter;
 pub use window::{Binder, Binding, WindowError, WindowType};
-pub use words::{Words, WordsMut};
+pub use words::{Runs, Words, WordsMut};

@@ -12,7 +12,7 @@ pub struct Words<'a> {
     region: std::marker::PhantomData<&'a crate::Region>,
 }
 
-impl Words<'_> {
+impl<'a> Words<'a> {
     /// # Safety
     /// For as long as the region is borrowed `len` words from `start` on meet the contract of [`copy::word`].
     pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
@@ -33,6 +33,19 @@ impl Words<'_> {
         }
         // SAFETY: it lies within the words.
         u64::from_le(unsafe { copy::word(self.start.wrapping_add(8 * at)) }.load(Ordering::Acquire))
+    }
+
+    /// The first words, in ascending order; 0 for those that lie outside.
+    #[inline(always)]
+    pub fn first<const N: usize>(&self) -> [u64; N] {
+        let mut words = [0; N];
+        if N <= self.len {
+            for (at, out) in words.iter_mut().enumerate() {
+                // SAFETY: it lies within the words.
+                *out = u64::from_le(unsafe { copy::word(self.start.wrapping_add(8 * at)) }.load(Ordering::Acquire));
+            }
+        }
+        words
     }
 
     /// Copies bytes from `at` on into `out`, as a buffer's [`take`](crate::Buffer::take) does; nothing if some lie outside.
@@ -74,6 +87,12 @@ impl Words<'_> {
         }
     }
 
+    /// These words as runs of `len` each.
+    #[inline(always)]
+    pub fn runs(&self, len: usize) -> Runs<'a> {
+        Runs { start: self.start, len, count: self.len.checked_div(len).unwrap_or(0), region: self.region }
+    }
+
     /// Part of these words: `len` from `from` on, or as many as there are.
     #[inline(always)]
     pub fn part(&self, from: usize, len: usize) -> Self {
@@ -91,7 +110,32 @@ impl Words<'_> {
             // SAFETY: the words lie within; the processor has what it takes.
             return unsafe { copy::count_at_most(self.start.wrapping_add(8 * from), count, most) };
         }
-        (from..from + count).filter(|at| self.get(*at) <= most).count()
+        // Halves, without a branch that nobody foretells.
+        let (mut rank, mut left) = (0, count);
+        while left > 0 {
+            let half = left.div_ceil(2);
+            rank += half * usize::from(self.get(from + rank + half - 1) <= most);
+            left -= half;
+        }
+        rank
+    }
+}
+
+/// Runs of [`Words`], one behind the other and all of one length.
+#[derive(Clone, Copy)]
+pub struct Runs<'a> {
+    start: *mut u8,
+    len: usize,
+    count: usize,
+    region: std::marker::PhantomData<&'a crate::Region>,
+}
+
+impl<'a> Runs<'a> {
+    /// The run at an index.
+    #[inline(always)]
+    pub fn get(&self, at: usize) -> Option<Words<'a>> {
+        let start = self.start.wrapping_add(8 * self.len * at);
+        (at < self.count).then_some(Words { start, len: self.len, region: self.region })
     }
 }
 
@@ -189,6 +233,11 @@ mod tests {
         cells.set(64, 9);
         let left: Vec<u64> = [0, 1, 2, 3, 4, 60, 61, 62, 63].map(|at| view.get(at)).to_vec();
         assert_eq!(left, [10, 20, 0x0102, 7, 50, 610, 620, 620, 630]);
+        let runs = view.runs(31);
+        let first = |at| runs.get(at).map(|run| (run.bytes(), run.first::<2>()));
+        assert_eq!((first(0), first(1)), (Some((248, [10, 20])), Some((248, [320, 330]))));
+        assert!(first(2).is_none() && view.runs(0).get(0).is_none() && view.runs(65).get(0).is_none());
+        assert_eq!(view.part(62, 9).first::<3>(), [0; 3], "not all are there");
         assert_eq!((view.part(62, 9).bytes(), view.part(65, 1).bytes()), (16, 0));
         assert_eq!(view.part(62, 9).get(1), 630);
         let mut all = vec![0; 65 * 8];

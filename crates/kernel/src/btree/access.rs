@@ -99,6 +99,18 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
         Err(LOCKED)
     }
 
+    /// As [`load`](Self::load), of a node that was just looked at: it is at hand, where nodes can be so.
+    pub(super) async fn load_at_hand(&self, slot: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
+        if self.memory.immediate().is_some() {
+            copy.resize(self.node_bytes(), 0);
+            self.peek(self.va(slot, 0), copy).await?;
+            if NodeView(copy).is_whole() {
+                return Ok(());
+            }
+        }
+        self.load(slot, copy).await
+    }
+
     /// The first bytes of a node, as they come.
     pub(super) async fn read(&self, slot: u32, copy: &mut [u8]) -> Result<(), Fault> {
         let va = self.va(slot, 0);
@@ -179,7 +191,7 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
         for (bytes, change) in heads.iter_mut().zip(changes) {
             *bytes = NodeView(change.image).head().next().0.to_le_bytes();
         }
-        let record = Record::of(changes);
+        let record = (owner != 0).then(|| Record::of(changes));
         // Of a record itself, an image for each node, and the seal; of each node tail, three ranges and head.
         let mut pieces: [(u64, &[u8]); 2 + NODES + 5 * NODES] = [(0, &[]); _];
         let mut len = 0;
@@ -187,7 +199,7 @@ impl<'m, M: Memory, K: TreeKey + ?Sized> Tree<'m, M, K> {
             pieces[len] = (va, bytes);
             len += 1;
         };
-        if owner != 0 {
+        if let Some(record) = &record {
             record.pieces(self, changes, &mut push)?;
         }
         for (change, head) in changes.iter().zip(&heads) {

@@ -1,7 +1,7 @@
 //! Bulk loading of trees whose keys are bytes: nodes are filled one after the other, as far as they are to be.
 
 use super::build::{BuildError, Shape, first_slot};
-use super::bytes::{capacity, item, key_bytes, padded, separator};
+use super::bytes::{capacity, item, key_bytes, padded, same, separator};
 use super::keys::TreeKey;
 use super::{NodeView, ROOT};
 
@@ -65,10 +65,11 @@ impl Level {
         let (bytes, most) = (self.shape.node_bytes, key_bytes(self.shape.node_bytes));
         // The fence at the end may be as long as a key.
         let (room, part) = (capacity(bytes) - most, usize::from(self.shape.fill.clamp(1, 100)));
-        let mut pairs = pairs.into_iter();
+        let mut pairs = pairs.into_iter().peekable();
         let mut node: Vec<(K, u64)> = Vec::new();
         let mut above: Vec<(Vec<u8>, u64)> = Vec::new();
-        let (mut low, mut used, mut at) = (Vec::new(), 0, 0);
+        // What all keys begin with, and what the pairs take so.
+        let (mut low, mut used, mut at) = (Vec::new(), (0, 0), 0);
         loop {
             let pair = pairs.next();
             if let Some((key, _)) = &pair {
@@ -80,14 +81,21 @@ impl Level {
                     return Err(BuildError::UnsortedBytes(at).into());
                 }
             }
-            // Two pairs at least, which fit into any.
-            let full = |key: &[u8]| node.len() > 1 && padded(&low) + used + item(key) > room * part / 100;
-            match pair {
-                Some((key, what)) if !full(key.as_ref()) => {
-                    used += item(key.as_ref());
-                    node.push((key, what));
+            // If the node ends behind this pair, all its keys begin as both fences do.
+            let common = pairs.peek().map_or(0, |(key, _)| same(&low, key.as_ref()));
+            let takes = |(key, _): &(K, u64)| item(key.as_ref().len().saturating_sub(common));
+            let fits = |pair: &(K, u64)| {
+                let others = if used.0 == common { used.1 } else { node.iter().map(takes).sum() };
+                let all = others + takes(pair);
+                // Two pairs at least, which fit into any.
+                (node.len() < 2 || padded(&low) + all <= room * part / 100).then_some(all)
+            };
+            match pair.as_ref().and_then(fits) {
+                Some(all) => {
+                    used = (common, all);
+                    node.extend(pair);
                 }
-                pair => {
+                None => {
                     let last = node.last().map_or(&[][..], |(key, _)| key.as_ref());
                     let fence = pair.as_ref().map(|(key, _)| match self.level {
                         0 => separator(last, key.as_ref()),
@@ -107,7 +115,7 @@ impl Level {
                     above.push((std::mem::take(&mut low), slot));
                     match (fence, pair) {
                         (Some(fence), Some((key, what))) => {
-                            (low, used) = (fence, item(key.as_ref()));
+                            (low, used) = (fence, (usize::MAX, 0));
                             node.push((key, what));
                         }
                         _ => return Ok(above),

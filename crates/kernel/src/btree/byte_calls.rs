@@ -1,7 +1,8 @@
 //! Parameters of the kernels for trees whose keys are bytes, and what they do.
 
 use super::bytes::KEY_BYTES;
-use super::{NOT_OWNER, NodeView, Put, Tree, TreeParams, TreeRef, key_bytes};
+use super::place::Visit;
+use super::{NOT_OWNER, NodeView, Put, Tree, TreeKey, TreeParams, TreeRef, key_bytes};
 use crate::call::{Call, Status};
 use crate::memory::Memory;
 use std::ops::Range;
@@ -21,7 +22,7 @@ pub struct ByteParams<'a> {
 }
 
 /// Bytes in front of the key.
-const FIXED: usize = TreeRef::LEN + 8;
+pub(super) const FIXED: usize = TreeRef::LEN + 8;
 
 impl<'a> ByteParams<'a> {
     /// Of a look-up, a delete, or a scan of `value` pairs.
@@ -66,7 +67,7 @@ pub fn pairs_of_scan(params: &[u8]) -> Option<(TreeRef, u64)> {
 
 /// Whether parameters are of a tree whose keys are bytes.
 #[inline]
-pub(super) fn are_bytes(params: &[u8]) -> bool {
+pub(crate) fn are_bytes(params: &[u8]) -> bool {
     params.get(21) == Some(&1)
 }
 
@@ -97,6 +98,13 @@ pub(super) enum Work {
 
 /// Runs a kernel on a tree whose keys are bytes.
 pub(super) async fn run<M: Memory>(memory: &M, call: &mut Call, work: Work) -> Result<(), Status> {
+    if let Work::Scan = work {
+        if super::Range::<[u8]>::begin(&call.params)?.run(memory, call).await? {
+            return Ok(());
+        }
+        // Nodes are not at hand, or not any more: it begins anew.
+        call.reply.clear();
+    }
     let params = std::mem::take(&mut call.params);
     let result = on_bytes(memory, call, &params, work).await;
     call.params = params;
@@ -114,15 +122,17 @@ async fn on_bytes<M: Memory>(memory: &M, call: &mut Call, params: &[u8], work: W
         Work::Put => tree.put(key, value, how, &mut copy).await?,
         Work::Delete => Some(tree.delete(key, &mut copy).await?),
         Work::Scan => {
+            let mut room = Vec::new();
             let found = |leaf: NodeView<'_>, places: Range<usize>| {
                 for at in places {
-                    let key = leaf.bytes(at);
+                    leaf.key_to(at, &mut room);
+                    let key = &room;
                     let reply = call.grow_reply(2 + key.len() + 8)?;
                     let (len, rest) = reply.split_at_mut(2);
                     let (bytes, value) = rest.split_at_mut(key.len());
                     len.copy_from_slice(&(key.len() as u16).to_le_bytes());
                     bytes.copy_from_slice(key);
-                    value.copy_from_slice(&leaf.byte_value(at).to_le_bytes());
+                    value.copy_from_slice(&<[u8] as TreeKey>::what(leaf, at).to_le_bytes());
                 }
                 Ok(())
             };

@@ -20,6 +20,17 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
     /// Finds the node at `level` that a key belongs to: its slot, and its copy, of one moment, in `copy`. `None` if the
     /// tree is not that high.
     pub(super) async fn descend(&self, key: &K, level: u8, copy: &mut Vec<u8>) -> Result<Option<u32>, Status> {
+        let found = self.in_place(key, level, |slot, node| Ok((slot, node.level()))).await?;
+        if let Some((slot, at)) = found {
+            if at < Some(level) {
+                return Ok(None);
+            }
+            self.load_at_hand(slot, copy).await?;
+            let node = NodeView(copy);
+            if node.level() == Some(level) && K::covers(node, key) {
+                return Ok(Some(slot));
+            }
+        }
         let mut rights = 0;
         'down: loop {
             let (mut slot, mut expected, mut from, mut led_by_copy) = (ROOT, None, ROOT, false);
@@ -78,13 +89,6 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
 
     /// The leaf that a key belongs to: its slot, and its copy.
     pub(super) async fn leaf(&self, key: &K, copy: &mut Vec<u8>) -> Result<u32, Status> {
-        if let Some(slot) = self.in_place(key, |slot, _| Ok(slot)).await? {
-            self.load(slot, copy).await?;
-            let node = NodeView(copy);
-            if node.is_leaf() && K::covers(node, key) {
-                return Ok(slot);
-            }
-        }
         self.descend(key, 0, copy).await?.ok_or(Status::Trapped)
     }
 
@@ -96,7 +100,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
 
     /// The value of a key. `copy` is room for a node.
     pub async fn get(&self, key: &K, copy: &mut Vec<u8>) -> Result<u64, Status> {
-        if let Some(value) = self.in_place(key, |_, leaf| found(leaf)).await? {
+        if let Some(value) = self.in_place(key, 0, |_, leaf| found(leaf)).await? {
             return Ok(value);
         }
         self.leaf_here(key, copy).await?;

@@ -4,19 +4,22 @@ use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::ops::Range;
 
-use remora_memory::Words;
+use remora_memory::{Words, WordsMut};
 
-use super::node::{HEADER, NodeMut, NodeView, children, leaf_keys};
+use super::node::{NodeMut, NodeView, children, leaf_keys};
+use super::place::{FIRST, InPlace, Leaf};
+use super::{Put, TreeParams, TreeRef};
+use crate::call::{Call, Status};
 
 /// What one look at a node where it lies says of a key. Nothing of it holds unless the node's version is the same before
 /// and afterwards.
-pub struct Glance {
+pub enum Glance {
     /// The key is less than what belongs here.
-    pub below: bool,
-    /// The key is greater than what belongs here.
-    pub above: bool,
-    /// A leaf's value of the key, or the child that has it.
-    pub what: Option<u64>,
+    Below,
+    /// It is greater.
+    Above,
+    /// It belongs here: where it is, or would be, and a leaf's value of it, or the child that has it.
+    Here(usize, Option<u64>),
 }
 
 /// Keys of a tree: 64-bit numbers, or bytes. The tree's code is the same; how keys, fences and values lie in a node is theirs.
@@ -66,8 +69,8 @@ pub trait TreeKey: ToOwned<Owned: Borrow<Self> + Clone + Debug + Ord> + Ord {
         }
     }
 
-    /// Looks at a node of so many bytes in place; `meta` is the last word of its header.
-    fn glance(words: &Words<'_>, bytes: usize, meta: u64, key: &Self) -> Glance;
+    /// Looks at a node in place, whose header this was.
+    fn glance(words: &Words<'_>, header: &[u64; FIRST], key: &Self) -> Glance;
 
     /// Whether a key more has room.
     fn fits(node: NodeView<'_>, key: &Self) -> bool;
@@ -151,17 +154,22 @@ impl TreeKey for u64 {
     }
 
     #[inline(always)]
-    fn glance(words: &Words<'_>, bytes: usize, meta: u64, key: &u64) -> Glance {
-        let (low, high) = (words.get(1), words.get(2));
-        let (first, leaf) = (HEADER / 8, (meta >> 48) as u8 == 1);
+    fn glance(words: &Words<'_>, &[_, low, high, meta]: &[u64; FIRST], key: &u64) -> Glance {
+        // One comparison for both fences: what is below wraps to what is above.
+        if key.wrapping_sub(low) > high.wrapping_sub(low) {
+            return if *key < low { Glance::Below } else { Glance::Above };
+        }
+        let (leaf, bytes) = ((meta >> 48) as u8 == 1, words.bytes());
         let room = if leaf { leaf_keys(bytes) } else { children(bytes) };
         let len = ((meta >> 32) as u16 as usize).min(room);
-        let what = match words.rank(first, len, *key).checked_sub(1) {
-            Some(at) if leaf => (words.get(first + at) == *key).then(|| words.get(first + room + at)),
-            Some(at) => Some(words.get(first + room + at / 2) >> (32 * (at % 2)) & 0xffff_ffff),
-            None => None,
-        };
-        Glance { below: *key < low, above: *key > high, what }
+        let rank = words.rank(FIRST, len, *key);
+        match rank.checked_sub(1) {
+            Some(at) if !leaf => {
+                Glance::Here(rank, Some(words.get(FIRST + room + at / 2) >> (32 * (at % 2)) & 0xffff_ffff))
+            }
+            Some(at) if words.get(FIRST + at) == *key => Glance::Here(at, Some(words.get(FIRST + room + at))),
+            _ => Glance::Here(rank, None),
+        }
     }
 
     fn fits(node: NodeView<'_>, _: &u64) -> bool {
@@ -208,6 +216,78 @@ impl TreeKey for u64 {
 
     fn append(image: &mut [u8], other: NodeView<'_>, from: usize) {
         NodeMut(image).append(other, from);
+    }
+}
+
+/// A key more, in the last word of a node's header.
+const ONE_MORE: u64 = 1 << 32;
+
+impl Leaf<'_> {
+    /// Keys that it has, numbers, and those that there is room for.
+    #[inline(always)]
+    fn len_and_room(&self) -> (usize, usize) {
+        let room = leaf_keys(self.words.bytes());
+        (self.count().min(room), room)
+    }
+}
+
+impl InPlace for u64 {
+    type Kept = u64;
+
+    #[inline(always)]
+    fn asked(params: &[u8]) -> Result<(TreeRef, u64, u64, Put), Status> {
+        let TreeParams { tree, key, value, how } = TreeParams::decode(params)?;
+        Ok((tree, key, value, how))
+    }
+
+    #[inline(always)]
+    fn sought<'a>(kept: &'a u64, _: &'a [u8]) -> &'a u64 {
+        kept
+    }
+
+    #[inline(always)]
+    fn pairs(leaf: &Leaf<'_>, most: usize, call: &mut Call) -> Result<usize, Status> {
+        let (len, room) = leaf.len_and_room();
+        let count = len.saturating_sub(leaf.place).min(most);
+        let first = FIRST + leaf.place;
+        leaf.words.pairs(first, first + room, call.grow_reply(16 * count)?);
+        Ok(count)
+    }
+
+    #[inline(always)]
+    fn fence(leaf: &Leaf<'_>, next: &mut u64) -> bool {
+        let high = leaf.words.get(2);
+        *next = high.wrapping_add(1);
+        high < u64::MAX
+    }
+
+    #[inline(always)]
+    fn turn(kept: &mut u64, next: &mut u64) {
+        *kept = *next;
+    }
+
+    fn away(from: &u64, call: &mut Call) -> Result<(), Status> {
+        call.grow_reply(8)?.copy_from_slice(&from.to_le_bytes());
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn has_room(leaf: &Leaf<'_>, _: &u64) -> bool {
+        let (len, room) = leaf.len_and_room();
+        len < room
+    }
+
+    #[inline(always)]
+    fn put(node: &WordsMut<'_>, leaf: &Leaf<'_>, key: &u64, value: u64) {
+        let ((len, room), at) = (leaf.len_and_room(), leaf.place);
+        let (keys, values) = (FIRST, FIRST + room);
+        if leaf.value.is_none() {
+            node.set(FIRST - 1, (leaf.meta & !(0xffff * ONE_MORE)) | ((len as u64 + 1) * ONE_MORE));
+            node.shift(keys + at, len.saturating_sub(at));
+            node.shift(values + at, len.saturating_sub(at));
+            node.set(keys + at, *key);
+        }
+        node.set(values + at, value);
     }
 }
 

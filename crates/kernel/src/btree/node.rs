@@ -66,13 +66,13 @@ impl Head {
 /// Keys that a leaf of so many bytes holds.
 #[inline]
 pub const fn leaf_keys(bytes: usize) -> usize {
-    (bytes - HEADER - TAIL) / 16
+    bytes.saturating_sub(HEADER + TAIL) / 16
 }
 
 /// Children that an inner node of so many bytes holds.
 #[inline]
 pub const fn children(bytes: usize) -> usize {
-    (bytes - HEADER - TAIL) / 12
+    bytes.saturating_sub(HEADER + TAIL) / 12
 }
 
 /// The word at `at`.

@@ -2,10 +2,10 @@
 
 use super::byte_calls::{Work, are_bytes, run};
 use super::place::Visit;
-use super::{NODE_BYTES, NOT_OWNER, NodeView, Put, ROOT, Tree};
+use super::{NODE_BYTES, NOT_OWNER, NodeView, Put, PutInPlace, ROOT, Range, Tree};
 use crate::call::{Call, Status};
 use crate::memory::Memory;
-use std::ops::Range;
+use std::ops;
 
 /// Where a tree is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,19 +164,20 @@ pub(super) fn room(call: &Call, bytes: usize) -> Result<(), Status> {
 
 pub(crate) async fn put<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     room(call, 8)?;
-    if are_bytes(&call.params) {
+    let bytes = are_bytes(&call.params);
+    if memory.outlives_caller() {
+        let done = match bytes {
+            true => PutInPlace::<[u8]>::begin(&call.params)?.run(memory, call).await?,
+            false => PutInPlace::<u64>::begin(&call.params)?.run(memory, call).await?,
+        };
+        if done {
+            return Ok(());
+        }
+    }
+    // By copies of whole nodes: also where a leaf is to be split.
+    if bytes {
         return Box::pin(run(memory, call, Work::Put)).await;
     }
-    let mut put = super::PutInPlace::new(&TreeParams::decode(&call.params)?);
-    Tree::new(memory, put.tree())?;
-    match put.run(memory, call).await? {
-        true => Ok(()),
-        false => put_anyhow(memory, call).await,
-    }
-}
-
-/// As [`put`], by copies of whole nodes: also where a leaf is to be split.
-pub(crate) async fn put_anyhow<M: Memory>(memory: &M, call: &mut Call) -> Result<(), Status> {
     on_tree!(memory, call, |tree, params, copy| match tree.may_write() {
         true => tree.put(&params.key, params.value, params.how, copy).await,
         false => Err(NOT_OWNER),
@@ -205,15 +206,13 @@ pub(crate) async fn scan<M: Memory>(memory: &M, call: &mut Call) -> Result<(), S
     if are_bytes(&call.params) {
         return Box::pin(run(memory, call, Work::Scan)).await;
     }
-    let params = TreeParams::decode(&call.params)?;
-    let tree = Tree::new(memory, params.tree)?;
-    let mut range = super::Range::new(&params);
+    let mut range = Range::<u64>::begin(&call.params)?;
     if range.run(memory, call).await? {
         return Ok(());
     }
     // Nodes are not at hand, or not any more.
-    let (from, count) = (range.from, range.left as u32);
-    let found = |leaf: NodeView<'_>, places: Range<usize>| {
+    let (tree, from, count) = (Tree::new(memory, *range.tree())?, range.from, range.left as u32);
+    let found = |leaf: NodeView<'_>, places: ops::Range<usize>| {
         let reply = call.grow_reply(16 * places.len())?;
         for (pair, at) in reply.chunks_exact_mut(16).zip(places) {
             pair[..8].copy_from_slice(&leaf.key(at).to_le_bytes());

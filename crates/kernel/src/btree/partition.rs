@@ -267,11 +267,11 @@ impl MoveParams {
                 _ => None,
             };
             if let Some(sep) = cut(leaf) {
-                giver.split_at(slot, &sep, &mut copy).await?;
+                giver.split_at(slot, &sep, &mut copy, None).await?;
                 continue;
             }
             if let Some(sep) = cut(free) {
-                taker.split_at(theirs, &sep, &mut room).await?;
+                taker.split_at(theirs, &sep, &mut room, None).await?;
                 continue;
             }
             let (here, there) = (leaf.head(), free.head());

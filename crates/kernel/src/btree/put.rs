@@ -1,43 +1,38 @@
-//! Writes of numbers' values where the nodes are: the leaf is looked at, locked if it is still as it was seen, and only what
-//! changes is written. A leaf without room is split as everywhere ([`Tree::put`]).
+//! Writes of values where the nodes are: the leaf is looked at, locked if it is still as it was seen, and only what
+//! changes is written. A leaf without room is split as everywhere ([`Tree::put`](super::Tree::put)).
 
-use super::access::Tree;
-use super::node::leaf_keys;
-use super::params::TreeParams;
-use super::place::{FIRST, Leaf, More, Next, Visit, Way};
+use super::place::{Ground, InPlace, More, Next, Nodes, Visit, Way};
 use super::{EXISTS, MOVED, Put, TreeRef};
 use crate::call::{Call, Status};
-use crate::memory::Memory;
-use remora_memory::WordsMut;
 
-/// A key more, in the last word of a node's header.
-const ONE_MORE: u64 = 1 << 32;
-
-/// A write.
-pub(crate) struct PutInPlace {
+/// A write, by who goes on though its caller has gone away, and with room for a reply.
+pub(crate) struct PutInPlace<K: InPlace + ?Sized> {
     at: TreeRef,
-    key: u64,
+    key: K::Kept,
     value: u64,
     how: Put,
     way: Way,
 }
 
-impl Visit for PutInPlace {
-    fn new(&TreeParams { tree, key, value, how }: &TreeParams) -> Self {
+impl<K: InPlace + ?Sized> Visit for PutInPlace<K> {
+    #[inline(always)]
+    fn begin(params: &[u8]) -> Result<Self, Status> {
+        let (tree, key, value, how) = K::asked(params)?;
         // What runs on the node leaves no lock, and is nobody's.
-        PutInPlace { at: tree.of_nobody(), key, value, how, way: Way::BEGIN }
+        Ok(PutInPlace { at: tree.of_nobody(), key, value, how, way: Way::BEGIN })
     }
 
-    fn tree(&self) -> TreeRef {
-        self.at
+    fn tree(&self) -> &TreeRef {
+        &self.at
     }
 
     /// `None` too if the leaf is to be split.
-    fn go_on<'m, M: Memory>(&mut self, memory: &'m M, call: &mut Call) -> Result<Option<More<'m>>, Status> {
-        let tree = Tree::<_, u64>::begun(memory, self.at);
-        let Some(now) = memory.immediate().filter(|_| memory.outlives_caller()) else { return Ok(None) };
-        let Some(nodes) = tree.nodes() else { return Ok(None) };
-        let leaf = match tree.follow(nodes, &self.key, &mut self.way)? {
+    #[inline(always)]
+    fn go_on<'m>(&mut self, ground: &mut impl Ground<'m>, call: &mut Call) -> Result<Option<More<'m>>, Status> {
+        let Some(nodes) = Nodes::of(&self.at, ground) else { return Ok(None) };
+        let key = K::sought(&self.key, &call.params);
+        let leaf = match nodes.follow(key, &mut self.way)? {
+            Next::Near => return Ok(Some(More::Step)),
             Next::Bring(words) => return Ok(Some(More::Bring(self.way.slot, words))),
             Next::Leaf(leaf) => leaf,
         };
@@ -45,38 +40,23 @@ impl Visit for PutInPlace {
             _ if leaf.is_away() => return Err(MOVED),
             Some(_) if self.how == Put::Insert => return Err(EXISTS),
             None if self.how == Put::Update => return Err(Status::NotFound),
-            None if leaf.len(tree.node_bytes()) == leaf_keys(tree.node_bytes()) => return Ok(None),
+            None if !K::has_room(&leaf, key) => return Ok(None),
             _ => {}
         }
-        let (at, va) = (leaf.place(tree.node_bytes(), self.key), tree.va(self.way.slot, 0));
-        let Some(node) = now.view_mut_now(self.at.key, va, self.at.node_bytes.into()) else { return Ok(None) };
+        let Some(node) = ground.slot_mut(&self.at, self.way.slot) else { return Ok(None) };
         // The place is right if the head is still the same.
         if !node.compare_swap(0, leaf.head.0, leaf.head.locked(self.at.owner).0) {
             self.way.try_again()?;
             return Ok(Some(More::Bring(self.way.slot, leaf.words.part(0, 1))));
         }
-        self.write(&node, &leaf, at, tree.node_bytes());
+        // In the order of [`Tree::commit`](super::Tree).
+        let head = leaf.head.next().0;
+        node.set(leaf.words.bytes() / 8 - 1, head);
+        K::put(&node, &leaf, key, self.value);
+        node.set(0, head);
         if let Some(old) = leaf.value {
             call.grow_reply(8)?.copy_from_slice(&old.to_le_bytes());
         }
         Ok(Some(More::Done))
-    }
-}
-
-impl PutInPlace {
-    /// Writes into the leaf, which is locked, at a place, and unlocks it: in the order of [`Tree::commit`].
-    fn write(&self, node: &WordsMut<'_>, leaf: &Leaf<'_>, at: usize, bytes: usize) {
-        let head = leaf.head.next().0;
-        let (keys, values) = (FIRST, FIRST + leaf_keys(bytes));
-        node.set(bytes / 8 - 1, head);
-        if leaf.value.is_none() {
-            let len = leaf.len(bytes);
-            node.set(FIRST - 1, (leaf.meta & !(0xffff * ONE_MORE)) | ((len as u64 + 1) * ONE_MORE));
-            node.shift(keys + at, len - at);
-            node.shift(values + at, len - at);
-            node.set(keys + at, self.key);
-        }
-        node.set(values + at, self.value);
-        node.set(0, head);
     }
 }

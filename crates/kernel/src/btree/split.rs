@@ -6,16 +6,30 @@ use super::{LOCKED, ROOT, TreeKey};
 use crate::call::Status;
 use crate::memory::Memory;
 use std::borrow::Borrow;
+use std::ops::Range;
 
 impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
-    /// Splits a full node, whose copy of one moment is `copy`, unless it has changed since; a key is to come in at `at`.
-    pub(super) async fn split(&self, slot: u32, at: usize, copy: &mut Vec<u8>) -> Result<(), Status> {
+    /// Splits a full node, whose copy of one moment is `copy`, unless it has changed since; a key is to come in at `at`. If it is
+    /// given with its value it comes at once, where there is room for it then: whether it did.
+    pub(super) async fn split(
+        &self,
+        slot: u32,
+        at: usize,
+        copy: &mut Vec<u8>,
+        pair: Option<(&K, u64)>,
+    ) -> Result<bool, Status> {
         let sep = K::middle(NodeView(copy), at).ok_or(Status::Trapped)?;
-        self.split_at(slot, sep.borrow(), copy).await
+        self.split_at(slot, sep.borrow(), copy, pair).await
     }
 
     /// Splits a node, as [`split`](Self::split), in front of a key that lies between its fences, and is not the lowest.
-    pub(super) async fn split_at(&self, slot: u32, sep: &K, copy: &mut Vec<u8>) -> Result<(), Status> {
+    pub(super) async fn split_at(
+        &self,
+        slot: u32,
+        sep: &K,
+        copy: &mut Vec<u8>,
+        pair: Option<(&K, u64)>,
+    ) -> Result<bool, Status> {
         let node = NodeView(copy);
         let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
         let half = K::search(node, sep).unwrap_or_else(|at| at);
@@ -24,32 +38,50 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         K::clear(&mut right, level, (sep, K::next(node).as_ref().map(Borrow::borrow)), node.right());
         NodeMut(&mut right).set_away(node.is_away());
         K::append(&mut right, node, half);
+        let (to_left, to_right) = (pair.filter(|(key, _)| *key < sep), pair.filter(|(key, _)| *key >= sep));
+        let came = come_in(&mut right, to_right).is_some();
         if slot == ROOT {
-            return self.split_root(copy, sep, (right_slot, right)).await;
+            let left = self.split_root(copy, sep, (right_slot, right), to_left).await?;
+            return Ok(left.is_some_and(|left| left || came));
         }
         if !self.lock(slot, head).await? {
-            return self.give_back(&[(right_slot, &mut right)]).await;
+            return self.give_back(&[(right_slot, &mut right)]).await.map(|()| false);
         }
         K::truncate(copy, half);
-        let ranges = K::set_next(copy, Some(sep), right_slot);
-        let changed = [Change { slot: right_slot, image: &right, ranges: &[] }, Change { slot, image: copy, ranges }];
+        let mut ranges = K::set_next(copy, Some(sep), right_slot).to_vec();
+        let inserted = come_in(copy, to_left);
+        let came = came || inserted.is_some();
+        if !ranges.is_empty() {
+            ranges.extend(inserted.into_iter().flatten());
+        }
+        let changed =
+            [Change { slot: right_slot, image: &right, ranges: &[] }, Change { slot, image: copy, ranges: &ranges }];
         self.commit(&changed).await?;
+        let told = self.tell(level + 1, (sep, right_slot), slot, copy).await;
+        // The key is there, whatever becomes of this.
+        if came { Ok(true) } else { told.map(|()| false) }
+    }
+
+    /// Tells the level above of a node that a split has made.
+    async fn tell(&self, level: u8, (sep, right): (&K, u32), left: u32, copy: &mut Vec<u8>) -> Result<(), Status> {
         let low = K::low(NodeView(copy));
-        let before = self.adopt(level + 1, sep, right_slot, copy).await?;
-        if before.is_some_and(|before| before != slot) {
+        let before = self.adopt(level, sep, right, copy).await?;
+        if before.is_some_and(|before| before != left) {
             // Whoever made the node that was split now was cut off before its parent had heard of it.
-            self.adopt(level + 1, low.borrow(), slot, copy).await?;
+            self.adopt(level, low.borrow(), left, copy).await?;
         }
         Ok(())
     }
 
-    /// Splits the root, which stays where it is: both halves move.
+    /// Splits the root, which stays where it is: both halves move. Whether the pair has come into the left one; none if somebody
+    /// else has changed the root.
     async fn split_root(
         &self,
         root: &mut [u8],
         sep: &K,
         (right_slot, mut right): (u32, Vec<u8>),
-    ) -> Result<(), Status> {
+        pair: Option<(&K, u64)>,
+    ) -> Result<Option<bool>, Status> {
         let node = NodeView(root);
         let (head, level) = (node.head(), node.level().ok_or(Status::Trapped)?);
         let (low, next, half) = (K::low(node), K::next(node), K::search(node, sep).unwrap_or_else(|at| at));
@@ -66,15 +98,18 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         for at in 0..half {
             K::insert(&mut left, at, K::key(node, at).borrow(), K::what(node, at));
         }
+        let came = come_in(&mut left, pair).is_some();
         if !self.lock(ROOT, head).await? {
-            return self.give_back(&[(left_slot, &mut left), (right_slot, &mut right)]).await;
+            self.give_back(&[(left_slot, &mut left), (right_slot, &mut right)]).await?;
+            return Ok(None);
         }
         K::clear(root, level + 1, (low.borrow(), next.as_ref().map(Borrow::borrow)), 0);
         K::insert(root, 0, low.borrow(), left_slot.into());
         K::insert(root, 1, sep, right_slot.into());
         let all = [(right_slot, &right[..]), (left_slot, &left[..]), (ROOT, &*root)];
         let changed = all.map(|(slot, image)| Change { slot, image, ranges: &[] });
-        self.commit(&changed).await
+        self.commit(&changed).await?;
+        Ok(Some(came))
     }
 
     /// Makes nodes free again that were allocated in vain.
@@ -105,7 +140,7 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
             };
             let before = at.checked_sub(1).map(|at| K::what(parent, at) as u32);
             if !K::fits(parent, sep) {
-                Box::pin(self.split(slot, at, copy)).await?;
+                Box::pin(self.split(slot, at, copy, None)).await?;
                 continue;
             }
             let mut header = Vec::new();
@@ -132,4 +167,11 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
         }
         Err(LOCKED)
     }
+}
+
+/// Puts a pair into a node, if it has room for it. Returns which bytes changed.
+fn come_in<K: TreeKey + ?Sized>(image: &mut [u8], pair: Option<(&K, u64)>) -> Option<[Range<usize>; 3]> {
+    let ((key, value), node) = (pair?, NodeView(image));
+    let at = K::search(node, key).err().filter(|_| K::fits(node, key))?;
+    Some(K::insert(image, at, key, value))
 }

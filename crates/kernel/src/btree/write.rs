@@ -62,7 +62,8 @@ impl<M: Memory, K: TreeKey + ?Sized> Tree<'_, M, K> {
                     }
                 }
                 // Rare, and boxed so that calls that do not split are small.
-                Err(at) => Box::pin(self.split(slot, at, copy)).await?,
+                Err(at) if Box::pin(self.split(slot, at, copy, Some((key, value)))).await? => return Ok(None),
+                Err(_) => {}
             }
         }
         Err(LOCKED)
