@@ -477,7 +477,10 @@ impl Replica {
     pub(crate) fn wake(&mut self, key: Key) {
         let Some(record) = self.records.get_mut(key) else { return };
         let (volatile, durable) = (record.meta.glb_volatile_ts, record.meta.glb_durable_ts);
-        let over = |spin: &Spin| volatile > spin.ts && (!spin.durable || durable > spin.ts);
+        let over = |spin: &Spin| {
+            let past = |now: Timestamp| now > spin.ts || spin.itself && now == spin.ts;
+            past(volatile) && (!spin.durable || past(durable))
+        };
         let ended: Vec<Spin> = record.spins.extract_if(.., |spin| over(spin)).collect();
         for Spin { ts, then, .. } in ended {
             match then {
