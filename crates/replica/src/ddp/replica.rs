@@ -167,6 +167,8 @@ marks! {
     overtaken,
     /// Requests refused because a disk was full.
     disk_full,
+    /// Times that the others were left to go on without this node, as its disk did nothing.
+    stuck,
 }
 
 /// What is on its way to the log.
