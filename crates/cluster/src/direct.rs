@@ -8,11 +8,10 @@
 //! processes go on side by side. The last block, if it is not full, is written again with the next append; what had
 //! been durable of it is the same then.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 
 use io_uring::{IoUring, opcode, types};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
@@ -45,15 +44,14 @@ pub(super) enum Landed {
 }
 
 impl Direct {
-    /// For a file of `end` bytes, and room. `None` where the file system has nothing like it.
-    pub fn open(path: &Path, end: u64) -> Option<Self> {
-        let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(path).ok()?;
+    /// For a file of `end` bytes, and room, that is open past the page cache, and as `cached` by it.
+    pub fn new(file: File, cached: &File, end: u64) -> io::Result<Self> {
         let (ring, tail) = (IoUring::new(2).ok(), end as usize % BLOCK);
         let mut this = Self { file, blocks: Vec::new(), shift: 0, tail, ring, flight: None };
         this.resize(this.tail);
         let range = this.shift..this.shift + this.tail;
-        File::open(path).ok()?.read_exact_at(&mut this.blocks[range], end - this.tail as u64).ok()?;
-        Some(this)
+        cached.read_exact_at(&mut this.blocks[range], end - this.tail as u64)?;
+        Ok(this)
     }
 
     /// How many bytes an append of so many writes behind the end.
@@ -143,6 +141,12 @@ impl Direct {
         Ok(Landed::No)
     }
 
+    /// What is written by.
+    #[cfg(test)]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// As where there is no io_uring.
     #[cfg(test)]
     pub fn ground(&mut self) {
@@ -198,7 +202,16 @@ impl Drop for Direct {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+
     use super::*;
+
+    fn open(path: &Path, end: u64) -> Option<Direct> {
+        let mut options = File::options();
+        let file = options.write(true).custom_flags(libc::O_DIRECT).open(path).ok()?;
+        Some(Direct::new(file, &File::open(path).unwrap(), end).unwrap())
+    }
 
     #[test]
     fn appends_of_any_length_stand_one_behind_the_other() {
@@ -207,7 +220,7 @@ mod tests {
         let path = dir.path().join("log");
         let mut expected = vec![9; 5000];
         std::fs::write(&path, &expected).unwrap();
-        let Some(mut direct) = Direct::open(&path, 5000) else { return };
+        let Some(mut direct) = open(&path, 5000) else { return };
         let lengths = [1, 3190, 1, 4095, 4096, 4097, 1, 0, 100_000, 7, 8192, 50, 1, 5000, 1];
         for (number, length) in lengths.into_iter().enumerate() {
             let bytes = vec![number as u8 + 1; length];
@@ -223,7 +236,7 @@ mod tests {
             assert_eq!(content.len(), (end + reach).max(end), "append {number}");
             assert!(content[..expected.len()] == expected && content[expected.len()..].iter().all(|&byte| byte == 0));
             if number % 3 == 0 {
-                direct = Direct::open(&path, expected.len() as u64).unwrap();
+                direct = open(&path, expected.len() as u64).unwrap();
             }
         }
     }

@@ -91,6 +91,9 @@ pub(super) struct LogFile {
     pub path: PathBuf,
     pub kind: LogKind,
     pub file: File,
+    /// Appends that are not waited for go by the very file that is locked. So it stays open and locked, whatever becomes of
+    /// this process, until the system is through with them: late ones would be written over what the next process appends.
+    lock: Lock,
     mapped: Option<Mapped>,
     pub direct: Option<Direct>,
     /// Where the next record goes, and how long the file is; between them are zeros.
@@ -121,27 +124,41 @@ const ENDING: Duration = Duration::from_secs(1);
 /// How often a log may be replaced while it is opened: its owner does so now and then, and is about to end.
 const REPLACED: u32 = 10;
 
-/// Has the file for this process alone.
-fn lock(file: &File) -> io::Result<()> {
-    let end = Instant::now() + ENDING;
-    loop {
-        match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-            Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another process has it open")),
-            done => return Ok(done?),
+/// A file that this process has for itself alone.
+struct Lock {
+    file: File,
+    /// What is written by it goes past the page cache.
+    direct: bool,
+}
+
+impl Lock {
+    /// Opens the file at `path`, or makes one, and waits for the lock for so long.
+    fn on(path: &Path, wait: Duration) -> io::Result<Self> {
+        let direct = options().custom_flags(libc::O_DIRECT).open(path);
+        let (direct, file) = (direct.is_ok(), direct.or_else(|_| options().open(path))?);
+        let end = Instant::now() + wait;
+        loop {
+            match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(io::Error::other(
+                        "another process has it open, or has ended and its last write has not",
+                    ));
+                }
+                done => return Ok(done.map(|()| Self { file, direct })?),
+            }
         }
     }
 }
 
-/// Opens the file at `path` and has it for this process alone. Who had it before may have put another one in its place while
-/// this one waited for the lock: then that is the log, and not the file that is locked by now.
-fn locked(path: &Path) -> io::Result<File> {
+/// Has the file at `path` for this process alone. Who had it before may have put another one in its place while this one
+/// waited for the lock: then that is the log, and not the file that is locked by now.
+fn locked(path: &Path) -> io::Result<Lock> {
     for _ in 0..REPLACED {
-        let file = options().open(path)?;
-        lock(&file)?;
-        let (ours, named) = (file.metadata()?, std::fs::metadata(path)?);
+        let lock = Lock::on(path, ENDING)?;
+        let (ours, named) = (lock.file.metadata()?, std::fs::metadata(path)?);
         if (ours.dev(), ours.ino()) == (named.dev(), named.ino()) {
-            return Ok(file);
+            return Ok(lock);
         }
     }
     Err(io::Error::other("it is replaced again and again"))
@@ -152,7 +169,8 @@ impl LogFile {
         let path = dir.join("log");
         let failed =
             |what: &str, source: io::Error| Error::Argument(format!("{what} the log {}: {source}", path.display()));
-        let file = locked(&path).map_err(|e| failed("locking", e))?;
+        let lock = locked(&path).map_err(|e| failed("locking", e))?;
+        let file = options().open(&path).map_err(|e| failed("opening", e))?;
         // What a crash left of a replacement that never happened.
         let _ = std::fs::remove_file(dir.join("log.new"));
         let length = file.metadata().map_err(|e| failed("reading", e))?.len();
@@ -161,7 +179,7 @@ impl LogFile {
         let room = content.len() as u64;
         let content = log::without_room(content);
         let end = content.len() as u64;
-        let mut this = Self::new(&path, kind, file, end, room);
+        let mut this = Self::new(&path, kind, (file, lock), end, room);
         // What a failed sync has left in memory alone reads like any other, and no further sync would write it: it is
         // written again before anybody relies on it.
         this.file.write_all_at(&content, 0).map_err(|e| failed("writing again", e))?;
@@ -171,16 +189,17 @@ impl LogFile {
             _ => this.reserve(),
         }
         this.file.sync_all().map_err(|e| failed("making room in", e))?;
-        this.prepare(&path).map_err(|e| failed("mapping", e))?;
+        this.prepare().map_err(|e| failed("mapping", e))?;
         sync_directory(dir).map_err(|e| failed("creating", e))?;
         Ok((this, content))
     }
 
-    fn new(path: &Path, kind: LogKind, file: File, end: u64, room: u64) -> Self {
+    fn new(path: &Path, kind: LogKind, (file, lock): (File, Lock), end: u64, room: u64) -> Self {
         Self {
             path: path.to_path_buf(),
             kind,
             file,
+            lock,
             mapped: None,
             direct: None,
             end,
@@ -197,11 +216,14 @@ impl LogFile {
         }
     }
 
-    /// Opens what appends go by, once the content is durable. `path` is where the file is now.
-    fn prepare(&mut self, path: &Path) -> io::Result<()> {
+    /// Prepares what appends go by, once the content is durable.
+    fn prepare(&mut self) -> io::Result<()> {
         match self.kind {
             LogKind::Pmem => self.mapped = Some(Mapped::new(&self.file, self.room as usize)?),
-            LogKind::Fdatasync => self.direct = Direct::open(path, self.end),
+            LogKind::Fdatasync if self.lock.direct => {
+                self.direct = Some(Direct::new(self.lock.file.try_clone()?, &self.file, self.end)?);
+            }
+            LogKind::Fdatasync => {}
         }
         Ok(())
     }
@@ -386,14 +408,15 @@ impl LogFile {
     /// A file beside the log with this content, durable, and with some room: what is appended soon need not change
     /// metadata.
     pub fn written(path: &Path, kind: LogKind, bytes: &[u8]) -> io::Result<Self> {
-        let file = options().truncate(true).open(path.with_extension("new"))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        let new = path.with_extension("new");
+        let file = options().truncate(true).open(&new)?;
+        let lock = Lock::on(&new, Duration::ZERO)?;
         file.write_all_at(bytes, 0)?;
         let length = bytes.len() as u64;
-        let mut this = Self::new(path, kind, file, length, length);
+        let mut this = Self::new(path, kind, (file, lock), length, length);
         this.fill(length + STEP)?;
         this.file.sync_all()?;
-        this.prepare(&path.with_extension("new"))?;
+        this.prepare()?;
         Ok(this)
     }
 
@@ -474,6 +497,23 @@ mod tests {
         assert!(read(20_000..20_001, Errno::NOMEM).is_err());
     }
 
+    /// Of a process that is killed the system goes on with what is under way.
+    #[test]
+    fn a_log_is_locked_until_its_last_write_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, _) = LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
+        let Some(direct) = &log.direct else {
+            return remora_testing::skip("no writes past the page cache here", "Have TMPDIR where O_DIRECT is allowed");
+        };
+        // As the system has it for a write.
+        let under_way = direct.file().try_clone().unwrap();
+        drop(log);
+        let refused = LogFile::open(dir.path(), LogKind::Fdatasync).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("its last write has not"), "{refused}");
+        drop(under_way);
+        LogFile::open(dir.path(), LogKind::Fdatasync).unwrap();
+    }
+
     /// Whoever waits for the lock while the log is compacted would have a file that nobody else sees.
     #[test]
     fn a_lock_on_a_file_that_was_replaced_is_none() {
@@ -482,7 +522,7 @@ mod tests {
         let held = locked(&path).unwrap();
         let waiting = std::thread::spawn({
             let path = path.clone();
-            move || locked(&path).map(|file| file.metadata().unwrap().ino())
+            move || locked(&path).map(|lock| lock.file.metadata().unwrap().ino())
         });
         // As `take_over` does it; the lock goes with the old file.
         let new = options().open(path.with_extension("new")).unwrap();

@@ -82,6 +82,11 @@ impl<T> Ledger<T> {
         self.tokens.len()
     }
 
+    /// Whether the disk is full.
+    pub fn is_full(&self) -> bool {
+        self.room.is_some()
+    }
+
     /// For how many bytes a full disk has room.
     pub fn set_room(&mut self, room: Option<usize>) {
         self.room = room;

@@ -15,6 +15,7 @@ mod ledger;
 pub mod log;
 pub mod member;
 pub mod node;
+mod patience;
 pub mod seal;
 #[doc(hidden)]
 pub mod sequences;

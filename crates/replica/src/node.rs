@@ -9,6 +9,7 @@ use crate::ddp::{Config, Job, JobId, Marks, Message, Reached, Replica, ReplicaOu
 use crate::ledger::Ledger;
 use crate::log::{self, Decoded, Known, LogEnd, Record};
 use crate::member::{MemberOutput, Membership, Mutation, Notice, Standing, Timing};
+use crate::patience::Patience;
 use crate::types::{Key, NodeId, NodeSet};
 
 /// What nodes send each other.
@@ -116,6 +117,7 @@ pub struct ReplicaNode {
     out: VecDeque<NodeOutput>,
     found: LogEnd,
     lost: bool,
+    patience: Patience,
     /// Records for which there is none.
     waiting: VecDeque<(Record, JobId)>,
 }
@@ -166,6 +168,7 @@ impl ReplicaNode {
             _ => Standing::Joining,
         };
         let member = Membership::new(now, config.id, config.nodes, timing(&config), durable, status);
+        let patience = Patience::new(config.stuck, now);
         let mut node = Self {
             replica: Replica::new(config),
             member,
@@ -174,6 +177,7 @@ impl ReplicaNode {
             out: VecDeque::new(),
             found: end,
             lost: false,
+            patience,
             waiting: VecDeque::new(),
         };
         if matches!(status, Standing::Joining | Standing::Damaged) {
@@ -254,6 +258,8 @@ impl ReplicaNode {
     pub fn handle(&mut self, now: &Now, from: NodeId, packet: Packet) {
         match packet {
             Packet::Replica(message) => self.replica.handle(now.time(), from, message),
+            // An answer is heard as a beat is.
+            Packet::Member(_) if self.patience.is_over() => {}
             Packet::Member(notice) => self.member.handle(now.time(), from, notice),
         }
         self.pump(now.time());
@@ -262,6 +268,7 @@ impl ReplicaNode {
     /// All changes of the log up to this token are durable.
     pub fn persisted(&mut self, now: &Now, token: u64) {
         let now = now.time();
+        self.patience.begin(now);
         while let Some(token) = self.ledger.persisted(token) {
             match token {
                 Token::Job(job) => self.replica.done(now, job),
@@ -306,14 +313,23 @@ impl ReplicaNode {
 
     /// When [`ReplicaNode::timeout`] is due.
     pub fn next_timeout(&self) -> Time {
-        self.replica.next_timeout().unwrap_or(Time::MAX).min(self.member.next_timeout())
+        let member = if self.patience.is_over() { Time::MAX } else { self.member.next_timeout() };
+        self.replica.next_timeout().unwrap_or(Time::MAX).min(member)
     }
 
     /// Time has passed.
     pub fn timeout(&mut self, now: &Now) {
         let now = now.time();
         self.replica.timeout(now);
-        self.member.timeout(now);
+        // A full disk has a rule of its own.
+        let waits = self.ledger.awaited() > 0 && !self.ledger.is_full();
+        let before = self.patience.is_over();
+        self.patience.look(now, waits, || self.member.is_spare());
+        self.replica.marks.stuck += u64::from(self.patience.is_over() && !before);
+        // Who says nothing is suspected.
+        if !self.patience.is_over() {
+            self.member.timeout(now);
+        }
         self.pump(now);
     }
 

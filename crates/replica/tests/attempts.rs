@@ -7,14 +7,17 @@ use remora_replica::ddp::{
 use remora_replica::types::{NodeId, NodeSet, Value};
 
 const KEY: u64 = 7;
+const SECOND: u64 = 1_000_000_000;
 const NODES: u8 = 3;
 
 /// Replicas whose messages arrive at once, but for those to and from a node that is cut off, and whose jobs are done at
-/// once, but for what crosses from a slow host to its NIC.
+/// once, but for what crosses from a slow host to its NIC, or where there is no NIC is written to its memory.
 struct Cluster {
     nodes: Vec<Replica>,
     cut: Option<NodeId>,
     slow: Option<NodeId>,
+    /// Nothing becomes durable.
+    slow_logs: bool,
     held: Vec<(NodeId, ReplicaOutput)>,
     replies: Vec<Reply>,
     tag: u64,
@@ -40,7 +43,7 @@ impl Cluster {
             replica
         };
         let nodes = nodes.iter().map(node).collect();
-        Self { nodes, cut: None, slow: None, held: Vec::new(), replies: Vec::new(), tag: 0 }
+        Self { nodes, cut: None, slow: None, slow_logs: false, held: Vec::new(), replies: Vec::new(), tag: 0 }
     }
 
     /// Gives client 1's request to a node. Its replies have the tag that comes back.
@@ -72,9 +75,15 @@ impl Cluster {
                 to.iter().for_each(|to| self.nodes[usize::from(to.0)].handle(0, id, message.clone()));
             }
             ReplicaOutput::Job(Job::Cross(_)) if self.slow == Some(id) => self.held.push((id, output)),
+            ReplicaOutput::Job(Job::Apply(_))
+                if self.slow == Some(id) && self.nodes[0].config().offload().is_none() =>
+            {
+                self.held.push((id, output));
+            }
+            ReplicaOutput::Job(Job::Persist(_)) if self.slow_logs => self.held.push((id, output)),
             ReplicaOutput::Job(job) => {
-                let offload = self.nodes[0].config().stepped;
-                assert!(offload || matches!(job, Job::Persist(_)), "{job:?}");
+                let stepped = self.nodes[0].config().stepped;
+                assert!(stepped || matches!(job, Job::Persist(_)), "{job:?}");
                 self.nodes[usize::from(id.0)].done(0, job.id());
             }
             ReplicaOutput::Reply(reply) => self.replies.push(reply),
@@ -84,7 +93,7 @@ impl Cluster {
 
     /// No node is cut off or slow any more, and what was sent and crosses arrives.
     fn join(&mut self) {
-        (self.cut, self.slow) = (None, None);
+        (self.cut, self.slow, self.slow_logs) = (None, None, false);
         for (id, output) in std::mem::take(&mut self.held) {
             self.take(id, output);
             self.pump();
@@ -222,6 +231,48 @@ fn a_put_that_crosses_to_the_nic_does_not_take_marks_away() {
         assert_eq!(cluster.outcome(3).cloned(), found, "done once");
         assert_eq!(found, Some(Outcome::Added(100)));
         assert_eq!(cluster.value(), Some(101_u64.to_le_bytes().as_slice().into()));
+    }
+}
+
+/// In strict a write may be read before it is durable, and so may its mark.
+#[test]
+fn what_was_done_before_is_answered_when_it_is_durable() {
+    let mut cluster = Cluster::of(|id| Config::new(id, NodeSet::first(NODES), Model::Strict));
+    for (sequence, op) in [(1, Op::Put(KEY, value("a"))), (2, swap("a", "b")), (3, Op::Delete(KEY))] {
+        cluster.slow_logs = true;
+        let first = cluster.ask(0, sequence, 0, op.clone());
+        let read = cluster.value();
+        let again = [0, 1].map(|node| cluster.ask(node, sequence, 1 + u32::from(node), op.clone()));
+        assert_eq!(
+            [first, again[0], again[1]].map(|tag| cluster.outcome(tag)),
+            [None; 3],
+            "a crash of all would undo it"
+        );
+        cluster.join();
+        let done = if sequence == 2 { Outcome::Swapped } else { Outcome::Written };
+        assert_eq!([first, again[0], again[1]].map(|tag| cluster.outcome(tag)), [Some(&done); 3]);
+        assert_eq!(cluster.value(), read);
+    }
+}
+
+/// A follower replays the write of a coordinator that is not heard of, and which still writes it to its own memory.
+#[test]
+fn a_replay_of_what_is_being_written_does_not_hold_its_record_up() {
+    for model in Model::ALL {
+        let mut cluster = Cluster::of(|id| Config { stepped: true, ..Config::new(id, NodeSet::first(NODES), model) });
+        cluster.slow = Some(NodeId(0));
+        let put = cluster.ask(0, 1, 0, Op::Put(KEY, value("a")));
+        for turn in 1..20 {
+            let now = turn * cluster.nodes[1].config().retry;
+            cluster.nodes[1].timeout(now);
+            cluster.pump();
+        }
+        assert!(cluster.nodes[1].marks().replays > 0, "{model}");
+        cluster.join();
+        cluster.nodes.iter_mut().for_each(|node| node.timeout(SECOND));
+        cluster.pump();
+        assert_eq!(cluster.outcome(put), Some(&Outcome::Written), "{model}");
+        cluster.put(1, "b");
     }
 }
 

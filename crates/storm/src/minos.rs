@@ -262,6 +262,7 @@ pub const MARKS: &[&str] = &[
     "duplicates",
     "overtaken",
     "disk_full",
+    "stuck",
 ];
 
 impl Engine for Minos {
@@ -277,6 +278,8 @@ impl Engine for Minos {
         // In event the log gets each version, or the newest of some milliseconds.
         engine.write_back = if drawn >> 12 & 1 == 0 { 0 } else { Bounds::SHIPPED.write_back };
         engine.gathers = if drawn >> 23 & 1 == 0 { 1 } else { 64 };
+        // A disk is slow for less than half a second.
+        engine.stuck = if drawn >> 24 & 3 == 0 { 2 * engine.lease } else { engine.stuck };
         engine.stepped = config.deployment.takes_time();
         if matches!(config.deployment, StormDeployment::O | StormDeployment::P) {
             // Each optimisation by itself now and then.

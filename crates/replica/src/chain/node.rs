@@ -7,6 +7,7 @@ use super::types::{ChainConfig, ChainMessage, ChainReply, ChainRequest};
 use crate::Time;
 use crate::ddp::View;
 use crate::member::{MemberOutput, Membership, Notice, Standing, Timing};
+use crate::patience::{Patience, STUCK};
 use crate::types::{NodeId, NodeSet};
 
 /// What nodes of a chain send each other.
@@ -29,10 +30,6 @@ pub enum ChainNodeOutput {
     Reply(ChainReply),
 }
 
-/// After so long (ns) in which nothing has become durable that is to be, a node lets the others go on without it: all of them
-/// wait for each one's disk.
-const STUCK: Time = 10_000_000_000;
-
 /// One node of a chain.
 #[derive(Clone, Debug)]
 pub struct ChainNode {
@@ -40,9 +37,7 @@ pub struct ChainNode {
     member: Membership,
     out: std::collections::VecDeque<ChainNodeOutput>,
     lost: bool,
-    /// When something became durable last, or nothing was to be; and whether that is too long ago.
-    moved: Time,
-    stuck: bool,
+    patience: Patience,
 }
 
 impl ChainNode {
@@ -67,7 +62,8 @@ impl ChainNode {
             _ => Standing::Joining,
         };
         let member = Membership::new(now, id, nodes, timing, durable, status);
-        let mut node = Self { chain, member, out: Default::default(), lost: false, moved: now, stuck: false };
+        let patience = Patience::new(STUCK, now);
+        let mut node = Self { chain, member, out: Default::default(), lost: false, patience };
         node.pump(now);
         node
     }
@@ -124,7 +120,7 @@ impl ChainNode {
         match packet {
             ChainPacket::Chain(epoch, message) => self.chain.handle(now.time(), from, epoch, message),
             // An answer is heard as a beat is.
-            ChainPacket::Member(_) if self.stuck => {}
+            ChainPacket::Member(_) if self.patience.is_over() => {}
             ChainPacket::Member(notice) => self.member.handle(now.time(), from, notice),
         }
         self.pump(now.time());
@@ -132,14 +128,14 @@ impl ChainNode {
 
     /// All writes up to this token are durable.
     pub fn persisted(&mut self, now: &Now, token: u64) {
-        (self.moved, self.stuck) = (now.time(), false);
+        self.patience.begin(now.time());
         self.chain.persisted(now.time(), token);
         self.pump(now.time());
     }
 
     /// When [`ChainNode::timeout`] is due.
     pub fn next_timeout(&self) -> Time {
-        let member = if self.stuck { Time::MAX } else { self.member.next_timeout() };
+        let member = if self.patience.is_over() { Time::MAX } else { self.member.next_timeout() };
         self.chain.next_timeout().min(member)
     }
 
@@ -148,12 +144,10 @@ impl ChainNode {
         let now = now.time();
         self.chain.timeout(now);
         // A full disk has a rule of its own.
-        if self.chain.under_way() == 0 || self.chain.full {
-            self.moved = now;
-        }
-        self.stuck = now.saturating_sub(self.moved) >= STUCK;
+        let waits = self.chain.under_way() > 0 && !self.chain.full;
+        self.patience.look(now, waits, || self.member.is_spare());
         // Who says nothing is suspected.
-        if !self.stuck {
+        if !self.patience.is_over() {
             self.member.timeout(now);
         }
         self.pump(now);

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use super::message::AckKind;
 use crate::Time;
 use crate::bounds::Bounds;
+use crate::patience::STUCK;
 use crate::types::{NodeId, NodeSet};
 
 /// When a write is durable, beside linearizable consistency (section II-A).
@@ -218,6 +219,8 @@ pub struct Config {
     pub suspect: Time,
     /// A read lease's length (ns); below `suspect`.
     pub lease: Time,
+    /// After so long (ns) in which its log has not become durable, a node lets the others go on without it.
+    pub stuck: Time,
     /// How far two nodes' clocks may drift apart, in parts per million.
     pub drift_ppm: u32,
     /// Do local writes (and vFIFO drains) appear as jobs? Otherwise they happen at once.
@@ -254,6 +257,7 @@ impl Config {
             retry: 20_000_000,
             suspect: 200_000_000,
             lease: 100_000_000,
+            stuck: STUCK,
             drift_ppm: 1000,
             stepped: false,
             steps: false,

@@ -156,6 +156,12 @@ impl Replica {
                 // The scope's write may have been known to another node alone, whose write this node has on top of it.
                 self.scope_write(scope, key, meta.volatile_ts);
             }
+            // It may be read, and its mark with it, before it is as far as its answer says.
+            let durable = self.config.model.facts().answer == Reached::Durable;
+            if durable && !overtaken && meta.glb_durable_ts < meta.volatile_ts {
+                let then = Then::Reply(client, outcome);
+                return self.record(key).spins.push(Spin { ts: meta.volatile_ts, itself: true, durable, then });
+            }
             return self.reply(client, outcome);
         }
         let (new, outcome) = modify(&waiting.op, value);
@@ -281,7 +287,8 @@ impl Replica {
             self.scope_write(scope, key, newer);
         }
         let durable = self.config.model.facts().acks_persists();
-        self.record(key).spins.push(Spin { ts, durable, then: Then::Reply(client, outcome) });
+        let then = Then::Reply(client, outcome);
+        self.record(key).spins.push(Spin { ts, itself: false, durable, then });
         self.settle(key);
         self.flushes_go_on();
     }

@@ -64,6 +64,11 @@ impl Replica {
             *peers = peers.with(from);
             return;
         }
+        let of_client = |local: &Local| local.origin == Origin::Client;
+        if !behind_fifo && self.locals.get(&(key, ts)).is_some_and(of_client) {
+            // Somebody replays what is on its way into local memory here. When it is there, who asks again hears of it.
+            return;
+        }
         // Most that comes now changes it.
         let meta = self.records.get_mut(key).map(|record| record.meta).unwrap_or_default();
         let newest = meta.volatile_ts;
@@ -381,7 +386,7 @@ impl Replica {
         }
         for &kind in self.config.model.facts().acks {
             for peer in peers.iter() {
-                let spin = Spin { ts, durable: kind.p(), then: Then::Ack(peer, kind) };
+                let spin = Spin { ts, itself: false, durable: kind.p(), then: Then::Ack(peer, kind) };
                 if self.config.mutant(Mutation::NoConsistencySpin) {
                     self.send(NodeSet::one(peer), Body::Ack(key, ts, kind));
                 } else if !self.record(key).spins.contains(&spin) {

@@ -40,6 +40,8 @@ pub(crate) enum Client {
 pub(crate) struct Spin {
     /// Until glb_volatileTS is above this.
     pub ts: Timestamp,
+    /// Or has come to this.
+    pub itself: bool,
     /// And glb_durableTS too.
     pub durable: bool,
     /// Then do this.

@@ -161,8 +161,9 @@ impl Names {
             Then::Ack(node, kind) => Then::Ack(self.node(*node), *kind),
             Then::Reply(..) => then.clone(),
         };
-        let spin = |Spin { ts, durable, then: next }: &Spin| Spin {
+        let spin = |Spin { ts, itself, durable, then: next }: &Spin| Spin {
             ts: self.timestamp(*ts),
+            itself: *itself,
             durable: *durable,
             then: then(next),
         };

@@ -167,6 +167,8 @@ marks! {
     overtaken,
     /// Requests refused because a disk was full.
     disk_full,
+    /// Times that the others were left to go on without this node, as its disk did nothing.
+    stuck,
 }
 
 /// What is on its way to the log.
@@ -477,7 +479,10 @@ impl Replica {
     pub(crate) fn wake(&mut self, key: Key) {
         let Some(record) = self.records.get_mut(key) else { return };
         let (volatile, durable) = (record.meta.glb_volatile_ts, record.meta.glb_durable_ts);
-        let over = |spin: &Spin| volatile > spin.ts && (!spin.durable || durable > spin.ts);
+        let over = |spin: &Spin| {
+            let past = |now: Timestamp| now > spin.ts || spin.itself && now == spin.ts;
+            past(volatile) && (!spin.durable || past(durable))
+        };
         let ended: Vec<Spin> = record.spins.extract_if(.., |spin| over(spin)).collect();
         for Spin { ts, then, .. } in ended {
             match then {

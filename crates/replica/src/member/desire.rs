@@ -45,6 +45,13 @@ impl Membership {
         self.nodes.iter().filter(|&node| fresh(node)).fold(NodeSet::one(self.me), NodeSet::with)
     }
 
+    /// Can the others go on without this node, as far as it knows?
+    pub fn is_spare(&self) -> bool {
+        let (others, members) = (self.alive().without(self.me), self.durable.view.members);
+        let stay = self.are(members.and(others), |status| !status.crashed());
+        others.len() as usize >= self.majority() && (!members.has(self.me) || !stay.is_empty())
+    }
+
     fn are(&self, nodes: NodeSet, wanted: impl Fn(Standing) -> bool) -> NodeSet {
         let status =
             |node: NodeId| if node == self.me { Some(self.status) } else { self.known(node).map(|peer| peer.said) };
