@@ -6,6 +6,9 @@ use crate::Time;
 /// Longest value that a cluster takes, in bytes.
 pub const MAX_VALUE: usize = 1 << 20;
 
+/// [`crate::ddp::Config::backlog`] of the real cluster.
+pub const BACKLOG: usize = 64 << 20;
+
 /// Bounds and times of a cluster and its clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {

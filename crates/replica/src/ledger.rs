@@ -82,6 +82,11 @@ impl<T> Ledger<T> {
         self.tokens.len()
     }
 
+    /// How many bytes of records are not durable yet.
+    pub fn open_bytes(&self) -> usize {
+        self.open
+    }
+
     /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
         self.room.is_some()

@@ -350,6 +350,7 @@ impl ReplicaNode {
             }
         }
         self.replica.set_closed(!self.member.full().is_empty());
+        self.replica.set_behind(self.ledger.open_bytes() > self.replica.config().backlog);
         if self.ledger.is_long() {
             self.begin_gathering();
         }

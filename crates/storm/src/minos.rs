@@ -280,6 +280,7 @@ impl Engine for Minos {
         engine.gathers = if drawn >> 23 & 1 == 0 { 1 } else { 64 };
         // A disk is slow for less than half a second.
         engine.stuck = if drawn >> 24 & 3 == 0 { 2 * engine.lease } else { engine.stuck };
+        engine.backlog = if drawn >> 26 & 3 == 0 { 2000 } else { engine.backlog };
         engine.stepped = config.deployment.takes_time();
         if matches!(config.deployment, StormDeployment::O | StormDeployment::P) {
             // Each optimisation by itself now and then.

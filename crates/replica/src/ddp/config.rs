@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::message::AckKind;
 use crate::Time;
-use crate::bounds::Bounds;
+use crate::bounds::{BACKLOG, Bounds};
 use crate::patience::STUCK;
 use crate::types::{NodeId, NodeSet};
 
@@ -240,6 +240,8 @@ pub struct Config {
     /// In event, where nobody waits for the log: it gets the newest version of each record written for so long (ns), in
     /// place of every version at once, which is 0. What was answered is in no log for as much longer.
     pub write_back: Time,
+    /// Bytes that may wait for the log where the answer to a write does not: with more no write is taken until it has some.
+    pub backlog: usize,
     /// Records that go into a shorter log at a time, 1 or more: each takes about a microsecond.
     pub gathers: usize,
     /// A seeded fault; for checks only.
@@ -266,6 +268,7 @@ impl Config {
             max_scopes: Bounds::SHIPPED.max_scopes,
             scope_keys: Bounds::SHIPPED.scope_keys,
             write_back: 0,
+            backlog: BACKLOG,
             gathers: 64,
             mutation: None,
         }

@@ -128,8 +128,11 @@ impl Replica {
         }
     }
 
-    /// Is there room in vFIFO and dFIFO for one more write?
+    /// Is there room in vFIFO and dFIFO, and before the log, for one more write?
     pub(crate) fn fifo_room(&self) -> bool {
+        if self.behind {
+            return false;
+        }
         let Some(entries) = self.config.fifo() else { return true };
         let crossing = self.locals.values().filter(|local| local.stage == Stage::Crossing).count();
         self.locals.len() < entries && self.to_log.dfifo.len() + crossing < entries

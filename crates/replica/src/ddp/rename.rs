@@ -116,6 +116,7 @@ impl Names {
             catch_up: self.catch_up(catch_up),
             tick: *tick,
             closed: replica.closed,
+            behind: replica.behind,
             out: out.clone(),
             marks: *marks,
         }

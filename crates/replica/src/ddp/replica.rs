@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::catch_up::{Stream, Taking};
-use super::config::{Config, View};
+use super::config::{Config, Reached, View};
 use super::coordinate::{Batch, Driven};
 use super::follow::Local;
 use super::message::{Body, Message, Write};
@@ -243,6 +243,8 @@ pub struct Replica {
     pub(crate) tick: Time,
     /// No writes of clients are taken.
     pub(crate) closed: bool,
+    /// Much waits for the log.
+    pub(crate) behind: bool,
     pub(crate) out: VecDeque<ReplicaOutput>,
     pub(crate) marks: Marks,
 }
@@ -266,6 +268,7 @@ impl Replica {
             catch_up: CatchUp::default(),
             tick: 0,
             closed: false,
+            behind: false,
             out: VecDeque::new(),
             marks: Marks::default(),
         }
@@ -289,6 +292,12 @@ impl Replica {
     /// Whether writes of clients are refused, as there is no room for them.
     pub fn set_closed(&mut self, closed: bool) {
         self.closed = closed;
+    }
+
+    /// Whether so much waits for the log that writes are to wait for it too, though their writers would not.
+    pub fn set_behind(&mut self, behind: bool) {
+        let facts = self.config.model.facts();
+        self.behind = behind && facts.answer == Reached::Updated && !self.config.writes_back();
     }
 
     /// What happened so far.
