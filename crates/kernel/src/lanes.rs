@@ -168,6 +168,17 @@ fn polls(balance: i64) -> usize {
     usize::try_from((balance + POLL - 1) / POLL).unwrap_or(0)
 }
 
+/// Of calls of which the first `polled` were, and `stay` of these go on: who was not polled is first next time.
+#[inline(always)]
+fn take_turns<T>(calls: &mut Vec<T>, polled: usize, stay: usize, stays: impl Fn(&T) -> bool) {
+    if stay == 0 && polled == calls.len() {
+        calls.clear();
+    } else if polled < calls.len() || stay < polled {
+        calls.retain(stays);
+        calls.rotate_left(stay);
+    }
+}
+
 impl<S: Steps> Lane<S> {
     /// Begins a call.
     #[inline(always)]
@@ -238,13 +249,7 @@ impl<S: Steps> Lane<S> {
                 ending.push(Ending { call, reply: walk.at, fails });
             }
         }
-        if stay == 0 && polled == walks.len() {
-            walks.clear();
-        } else if polled < walks.len() || stay < polled {
-            // Who was not polled is first next time.
-            walks.retain(|walk| walk.call.is_some());
-            walks.rotate_left(stay);
-        }
+        take_turns(walks, polled, stay, |walk| walk.call.is_some());
     }
 
     fn cancel(&mut self, tag: u64) -> bool {

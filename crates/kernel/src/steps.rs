@@ -410,26 +410,16 @@ mod tests {
         fn calls_of_a_tree_of_bytes_that_holds_anything_end(
             noise in prop::collection::vec(any::<u8>(), 3 * 256..=3 * 256),
             level in 1u8..3,
-            shape in (0u16..20, 0u16..300, 0u16..40),
+            shape in (0u16..20, 0u16..300, prop_oneof![0u16..40, any::<u16>()]),
             keys in prop::collection::vec(prop::collection::vec(0u8..3, 0..33), 1..20),
         ) {
-            let mut bytes = vec![0; 8 * 256];
-            bytes[256..4 * 256].copy_from_slice(&noise);
-            bytes[8..16].copy_from_slice(&4u64.to_le_bytes());
-            for slot in 1..4 {
-                let node = &mut bytes[slot * 256..][..256];
-                node[..8].fill(0);
-                node[248..].fill(0);
-                let (count, heap, same) = shape;
-                node[16..18].copy_from_slice(&heap.to_le_bytes());
+            let (count, heap, same) = shape;
+            let mut bytes = crate::btree::tests::of_noise(&noise, level, count, heap);
+            for node in bytes[256..4 * 256].chunks_mut(256) {
                 node[18..20].copy_from_slice(&same.to_le_bytes());
-                node[28..30].copy_from_slice(&count.to_le_bytes());
-                node[30..32].copy_from_slice(&[level, 0]);
-                if slot == 1 {
-                    // The root covers all keys.
-                    node[8..16].copy_from_slice(&[0, 0, 0, 0, 0, 0, 255, 255]);
-                }
             }
+            // The root covers all keys.
+            bytes[256 + 8..][..8].copy_from_slice(&[0, 0, 0, 0, 0, 0, 255, 255]);
             let place = Place::new(bytes, ALL);
             let tree = TreeRef { base: 0, key: place.region.key(), slots: 8, node_bytes: 256, owners: 0, owner: 0 };
             let mut runner = host_runner(place.registry.clone(), true, 1, Limits::default());

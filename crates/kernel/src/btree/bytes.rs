@@ -312,9 +312,9 @@ impl TreeKey for [u8] {
     #[inline(always)]
     fn glance(words: &Words<'_>, &[_, fences, heap, meta]: &[u64; FIRST], key: &[u8]) -> Glance {
         let (low, high, same) = (Slot(fences), Slot(fences >> 32), usize::from((heap >> 16) as u16));
-        // Whole words in which the fences are alike.
-        let mut at = 0;
-        while at + WORD <= same {
+        // Whole words in which the fences are alike; of a node that says anything no more than the key has.
+        let (mut at, alike) = (0, same.min(key.len()));
+        while at + WORD <= alike {
             match words.get((low.offset() + at) / WORD).swap_bytes().cmp(&piece(key, at)) {
                 Ordering::Equal => at += WORD,
                 Ordering::Greater => return Glance::Below,

@@ -38,7 +38,7 @@ mod range;
 mod recover;
 mod split;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod write;
 
 pub use access::Tree;

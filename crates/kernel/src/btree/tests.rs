@@ -165,6 +165,22 @@ fn some_bytes() -> impl Strategy<Value = Vec<u8>> + Clone {
     ]
 }
 
+/// A tree of eight nodes of 256 bytes, of which three hold these: their locks are free, and they are whole; what they say of
+/// themselves may be so.
+pub(crate) fn of_noise(noise: &[u8], level: u8, count: u16, heap: u16) -> Vec<u8> {
+    let mut bytes = vec![0; 8 * 256];
+    bytes[256..4 * 256].copy_from_slice(noise);
+    bytes[8..16].copy_from_slice(&4u64.to_le_bytes());
+    for node in bytes[256..4 * 256].chunks_mut(256) {
+        node[..8].fill(0);
+        node[248..].fill(0);
+        node[16..18].copy_from_slice(&heap.to_le_bytes());
+        node[28..30].copy_from_slice(&count.to_le_bytes());
+        node[30..32].copy_from_slice(&[level, 0]);
+    }
+    bytes
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 48, ..Default::default() })]
 
@@ -202,19 +218,7 @@ proptest! {
         heap in 0u16..300,
         steps in prop::collection::vec(step_on(some_bytes()), 1..20),
     ) {
-        let mut bytes = vec![0; 8 * 256];
-        bytes[256..4 * 256].copy_from_slice(&noise);
-        bytes[8..16].copy_from_slice(&4u64.to_le_bytes());
-        for slot in 1..4 {
-            // The lock is free, and the node whole; what it says of itself may be so.
-            let node = &mut bytes[slot * 256..][..256];
-            node[..8].fill(0);
-            node[248..].fill(0);
-            node[16..18].copy_from_slice(&heap.to_le_bytes());
-            node[28..30].copy_from_slice(&count.to_le_bytes());
-            node[30..32].copy_from_slice(&[level, 0]);
-        }
-        let host = Host::new(bytes, 256);
+        let host = Host::new(of_noise(&noise, level, count, heap), 256);
         let memory = host.memory();
         for step in &steps {
             let (tree, copy) = (Tree::of_bytes(&memory, host.tree).unwrap(), &mut Vec::new());

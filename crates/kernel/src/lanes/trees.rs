@@ -1,6 +1,6 @@
 //! Visits of a tree's leaves, side by side.
 
-use super::{Reads, polls};
+use super::{Reads, polls, take_turns};
 use crate::btree::{LOOKS, LookIn, More, PutInPlace, Range, Visit, are_bytes, cost_of_look};
 use crate::builtins::op;
 use crate::call::Call;
@@ -165,13 +165,7 @@ impl<V: Visit> Visits<V> {
             near.retain(|at| step(&mut going[*at], reads));
         }
         near.clear();
-        if count == self.going.len() {
-            self.going.clear();
-        } else if count > 0 || polled < self.going.len() {
-            // Who was not polled is first next time.
-            self.going.retain(|(call, _)| call.is_some());
-            self.going.rotate_left(polled - count);
-        }
+        take_turns(going, polled, polled - count, |(call, _)| call.is_some());
         count
     }
 
