@@ -26,7 +26,7 @@ use parking_lot::{Condvar, Mutex};
 use remora_replica::node::{Change, Snapshot};
 
 use super::logfile::{Copying, Flight, LogFile, LogKind, STEP, is_full};
-use remora_real::Error;
+use remora_real::{Error, start_thread};
 
 /// How long nothing is written before the log is given room again.
 const QUIET: Duration = Duration::from_millis(100);
@@ -137,9 +137,7 @@ impl Journal {
             file: Mutex::new(file),
         });
         let worker = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("remora-log".into())
-            .spawn(move || worker.run(&wake))
+        let thread = start_thread("remora-log", move || worker.run(&wake))
             .map_err(|source| Error::System { what: "starting the log's thread", source })?;
         Ok(Self { shared, thread: Some(thread), changes: Vec::new(), bytes: 0, turns: 0, flying: false, submitted: 0 })
     }
@@ -516,7 +514,7 @@ impl Shared {
             shared.wake.notify_one();
             written
         };
-        match std::thread::Builder::new().name("remora-log-copy".into()).spawn(write) {
+        match start_thread("remora-log-copy", write) {
             Ok(thread) => file.copying = Some(Copying { thread, since: Vec::new() }),
             // The system has no thread to spare now: nothing was written, and later is soon enough.
             Err(_) => file.uncompacted = true,

@@ -27,7 +27,7 @@ use super::service::Service;
 use super::wire::Secret;
 use super::{check_placement, link_at, streams};
 use remora_real::link::Layers;
-use remora_real::{Device, Error, LinkKind, Resident, Sleeper, entropy, prepare_to_wait};
+use remora_real::{Device, Error, LinkKind, Resident, Sleeper, entropy, prepare_to_wait, start_thread};
 
 /// How long the protocol's thread polls without work before it sleeps, letting others have the core: about as long as a
 /// sync, so that a write, whose messages follow each other, wakes nobody on its way.
@@ -266,7 +266,7 @@ impl<S: Service> Runs for Server<S> {
             return Ok(None);
         }
         let worker = Worker { device, server: *self, stop };
-        let thread = std::thread::Builder::new().name("remora-host".into()).spawn(move || worker.run());
+        let thread = start_thread("remora-host", move || worker.run());
         thread.map(Some).map_err(|source| Error::System { what: "starting the host thread", source })
     }
 }

@@ -2,29 +2,23 @@
 //!
 //! `cargo run --release -p remora-real --example packets -- write|read|pong|idle [COUNT [IN_FLIGHT]]`
 //!
-//! `write` and `read` move 64 B, as many under way as said; `pong` sends one WRITE there and one back; `idle` only polls.
+//! `write` and `read` move 64 B, as many under way as said, of READs 16 at most; `pong` sends one WRITE there and one back;
+//! `idle` only polls.
+
+#[path = "../tests/common/end.rs"]
+mod end;
 
 use std::error::Error;
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use remora_memory::{Access, Buffer, Region};
-use remora_nic::{
-    ALL_REMOTE, CqId, Data, Nic, NicError, QpInit, QpType, Qpn, Route, RtrAttr, RtsAttr, SendOp, SendWr, Sge,
-};
-use remora_real::{Device, LinkKind};
-use remora_wire::Psn;
+use end::End;
+use remora_memory::Buffer;
+use remora_nic::{Data, Nic, NicError, RtsAttr, SendOp, SendWr};
+use remora_real::LinkKind;
 
 /// Bytes of a message, and messages that a region has room for.
 const LEN: usize = 64;
 const SLOTS: usize = 64;
-
-struct End {
-    device: Device,
-    cq: CqId,
-    qp: Qpn,
-    region: Arc<Region>,
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -68,10 +62,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn post(nic: &mut Nic, from: &End, to: &End, (what, number): (&str, usize)) -> Result<(), NicError> {
-    let offset = (LEN * (number % SLOTS)) as u64;
-    let (va, rkey) = (to.region.va() + offset, to.region.key());
+    let offset = LEN * (number % SLOTS);
+    let (va, rkey) = (to.region.va() + offset as u64, to.region.key());
     let op = if what == "read" { SendOp::Read { va, rkey } } else { SendOp::Write { va, rkey } };
-    let sges = [Sge { va: from.region.va() + offset, len: LEN as u32, lkey: from.region.key() }];
+    let sges = [from.sge(offset, LEN)];
     let wr = SendWr::new(number as u64, op, Data::List(&sges));
     nic.post_send(from.qp, &if what == "pong" { wr.unsignaled() } else { wr })
 }
@@ -81,29 +75,14 @@ fn pair() -> Result<[End; 2], Box<dyn Error>> {
     let (mut first, second) = (LinkKind::Shm.bind(ips[0])?, LinkKind::Shm.bind(ips[1])?);
     first.reach(ips[1])?;
     let end = |ip, link| -> Result<End, Box<dyn Error>> {
-        let device = Device::new(ip, vec![link], None)?;
-        device.keep(true);
-        let mut guard = device.lock();
-        let nic = guard.nic();
-        let pd = nic.registry().alloc_pd();
-        let buffer = Buffer::lendable(LEN * SLOTS)?;
-        let region = nic.registry().register(pd, &buffer, 0, LEN * SLOTS, None, Access::LOCAL_WRITE | ALL_REMOTE)?;
-        let cq = nic.create_cq(1024)?;
-        let qp = nic.create_qp(QpInit { max_send_wr: 1024, ..QpInit::new(QpType::Rc, pd, cq, cq) })?;
-        nic.to_init(qp, ALL_REMOTE, 0)?;
-        drop(guard);
-        Ok(End { device, cq, qp, region })
+        let end = End::new(ip, link, Buffer::lendable(LEN * SLOTS)?, None);
+        end.device.keep(true);
+        Ok(end)
     };
-    let ends = [end(ips[0], first)?, end(ips[1], second)?];
-    for (me, peer) in [(0, 1), (1, 0)] {
-        let (route, psn) = (Route { local: ips[me], remote: ips[peer], link: 0 }, Psn::new(1));
-        let (path_mtu, dest_qp) = (4096, ends[peer].qp.0);
-        let rtr = RtrAttr { route, dest_qp, rq_psn: psn, path_mtu, max_dest_rd_atomic: 64, min_rnr_timer: 1 };
-        let mut guard = ends[me].device.lock();
-        guard.nic().to_rtr(ends[me].qp, rtr)?;
-        guard
-            .nic()
-            .to_rts(ends[me].qp, RtsAttr { sq_psn: psn, timeout: 20, max_rd_atomic: 64, ..RtsAttr::default() })?;
-    }
-    Ok(ends)
+    let [a, b] = [end(ips[0], first)?, end(ips[1], second)?];
+    // A profiler makes all slow: what takes long is not lost.
+    let patient = RtsAttr { timeout: 20, max_rd_atomic: 16, ..RtsAttr::default() };
+    a.join_as(a.qp, &b, b.qp, patient);
+    b.join_as(b.qp, &a, a.qp, patient);
+    Ok([a, b])
 }

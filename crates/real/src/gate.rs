@@ -10,7 +10,6 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,13 +21,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use remora_rack::frame::{GATE_SOURCE, GateAnswer, LONGEST, Question, gate_name};
 use remora_rack::{FlowId, Refusal, StreamEvent};
 use rustix::io::Errno;
-use rustix::net::{
-    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, sockopt,
-};
+use rustix::net::{self, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::Error;
 use crate::link::unix_socket;
+use crate::messages::hear_with;
 use crate::trunk::{Trunk, TrunkConfig, TrunkSleeper};
 
 use going_on::{Before, Wanted, Ways};
@@ -85,6 +83,8 @@ struct Inside {
     origins: HashMap<SocketAddr, SocketAddr>,
     /// Connections of the kernel's that have much to carry, by their own address and the peer's.
     wanted: HashMap<(SocketAddr, SocketAddr), Wanted>,
+    /// When those of which nobody asks again were forgotten last.
+    forgot_at: Instant,
 }
 
 /// A connection that passes.
@@ -130,7 +130,8 @@ impl Gate {
         let trunk = Trunk::new(config)?;
         let (sleeper, waker) = (trunk.sleeper(), trunk.sleeper());
         let (passages, answers, origins) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let inside = Mutex::new(Inside { trunk, passages, answers, origins, wanted: HashMap::new() });
+        let inside =
+            Mutex::new(Inside { trunk, passages, answers, origins, wanted: HashMap::new(), forgot_at: Instant::now() });
         let (askers, made) = (AtomicUsize::new(0), AtomicU64::new(0));
         let shared = Arc::new(Shared { inside, waker, ways, calls, askers, made });
         let asked = shared.clone();
@@ -588,14 +589,7 @@ fn ended(mut inside: MutexGuard<'_, Inside>, flow: FlowId, stream: &TcpStream) {
 /// What a program says, and what comes with it.
 fn heard(asker: &OwnedFd) -> Option<(Question, Option<OwnedFd>)> {
     let mut bytes = [0; LONGEST + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [io::IoSliceMut::new(&mut bytes)];
-    let len = net::recvmsg(asker, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?.bytes;
-    let file = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
+    let (len, file) = hear_with(asker, &mut bytes, RecvFlags::empty()).ok()?;
     Some((Question::parse(&bytes[..len]).ok()?, file))
 }
 

@@ -12,6 +12,7 @@ mod gate;
 mod kernels;
 pub mod link;
 mod links;
+mod messages;
 mod module_calls;
 mod node;
 pub mod presence;
@@ -35,7 +36,7 @@ pub use node::{Node, NodeConfig, NodeEvent, NodeFigures};
 pub use rack::{RackConfig, RackDaemon, RackFigures};
 pub use remora_service::Placing;
 pub use rings::{RingConfig, RingMemory, RingPort};
-pub use sys::{Sleeper, cores, on_core, pin, prepare_to_wait, process_cpu_ns};
+pub use sys::{Sleeper, cores, on_core, pin, prepare_to_wait, process_cpu_ns, start_thread};
 pub use trunk::{Driven, Trunk, TrunkConfig, TrunkSleeper};
 
 /// So many bytes of zeroed memory of this process, page by page, which peers on this host may be [lent](remora_memory::Loans).

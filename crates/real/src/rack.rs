@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use remora_memory::Buffer;
@@ -15,12 +15,11 @@ use remora_rack::layout::{HALF_BYTES, LINK_BYTES, WORDS_BYTES};
 use remora_rack::{FabricAddress, Introduction, Meeting, MeetingConfig, NodeId, SECTION_BYTES, Section};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    self, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, sockopt,
-};
+use rustix::net::{self, RecvFlags, SocketAddrUnix, SocketFlags, sockopt};
 use rustix::process::Uid;
 
 use crate::link::unix_socket;
+use crate::messages::say_with;
 use crate::sys::Sleeper;
 
 /// Messages taken from a process before the next has its turn, and connections before those that are there have theirs.
@@ -281,13 +280,10 @@ impl RackDaemon {
         let Some(file) = self.sections.get(&section) else { return true };
         let offset = told.buffer.offset() as u32;
         let bytes = Reply::Matched { endpoint: told.endpoint, section: section.0, offset }.emit();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [file.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        let parts = [io::IoSlice::new(bytes.as_slice())];
-        let said = net::sendmsg(&process.socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        !matches!(said, Err(Errno::AGAIN | Errno::INTR))
+        !matches!(
+            say_with(&process.socket, &[io::IoSlice::new(bytes.as_slice())], file),
+            Err(Errno::AGAIN | Errno::INTR)
+        )
     }
 
     /// A section that is free has no memory: the next who takes it gets a new file.
@@ -302,6 +298,7 @@ impl RackDaemon {
 mod tests {
     use super::*;
     use remora_rack::{Endpoint, Key};
+    use rustix::net::SendFlags;
 
     /// Answers that a process does not hear at once wait for it, until what they tell of is over.
     #[test]

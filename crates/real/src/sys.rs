@@ -65,7 +65,11 @@ pub fn prepare_to_wait() {
 
 /// Starts a thread beside those of a program, which may know nothing of it. Signals are for the program's own: one that waits for a
 /// signal, and keeps it from all threads that it has, would be ended by it here, and handlers would run in the midst of a device.
-pub(crate) fn start_thread<T: Send + 'static>(
+///
+/// # Errors
+///
+/// What pthread_create(3) says.
+pub fn start_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {

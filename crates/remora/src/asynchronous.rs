@@ -11,7 +11,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use remora_kernel::Placement;
-use remora_real::{Error, RemoteRegion};
+use remora_real::{Error, RemoteRegion, start_thread};
 use remora_store::hash::Table;
 
 use crate::at::{Caller, sealed};
@@ -80,7 +80,7 @@ impl ClientBuilder {
     pub async fn connect_async(self, node: impl ToAddress + Send + 'static) -> Result<AsyncClient> {
         let (commands, received) = channel();
         let (connected, is_connected) = oneshot();
-        let driver = std::thread::Builder::new().name("remora-client".into()).spawn(move || match self.connect(node) {
+        let driver = start_thread("remora-client", move || match self.connect(node) {
             Ok(client) => {
                 connected.send(Ok(()));
                 drive(client, &received);

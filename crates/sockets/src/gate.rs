@@ -4,7 +4,6 @@
 //! connected to the gate instead. What it is told of its own address and its peer's is as if it had reached the peer itself.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,15 +12,13 @@ use libc::{sockaddr, socklen_t};
 use remora_rack::Refusal;
 use remora_rack::frame::{GATE_SOURCE, GateAnswer, LONGEST, Question, gate_name};
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{
-    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
+use rustix::net;
 
 use crate::own::Own;
 use crate::rack::connect_to;
 use crate::socket::Socket;
 use crate::spin::Spin;
-use crate::{rack, signals, sys};
+use crate::{messages, rack, signals, sys};
 
 /// How long the gate may take to answer, nanoseconds: longer than it gives the other rack.
 const PATIENCE: u64 = 8_000_000_000;
@@ -64,14 +61,7 @@ fn is_there() -> bool {
 
 /// Says something to the gate, with a descriptor beside it or none.
 pub fn say(gate: &Own, question: &Question, file: Option<BorrowedFd<'_>>) -> Option<()> {
-    let (bytes, files) = (question.emit(), file.map_or_else(Vec::new, |file| vec![file]));
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&files));
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    net::sendmsg(gate, &[std::io::IoSlice::new(bytes.as_slice())], &mut control, flags).ok().map(drop)
+    messages::say(gate, question.emit().as_slice(), file).ok()
 }
 
 /// Asks the gate, if there is one.
@@ -86,17 +76,8 @@ pub fn hear(gate: &Own, patience: u64) -> Option<(GateAnswer, Option<OwnedFd>)> 
     let end = sys::now() + patience;
     let mut bytes = [0; LONGEST];
     loop {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match net::recvmsg(gate, &mut [std::io::IoSliceMut::new(&mut bytes)], &mut control, flags) {
-            Ok(received) => {
-                let file = control.drain().find_map(|message| match message {
-                    RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-                    _ => None,
-                });
-                return Some((GateAnswer::parse(&bytes[..received.bytes]).ok()?, file));
-            }
+        match messages::hear(gate, &mut bytes) {
+            Ok((len, file)) => return Some((GateAnswer::parse(&bytes[..len]).ok()?, file)),
             Err(rustix::io::Errno::AGAIN) if sys::now() < end => {
                 let mut fds = [PollFd::new(gate, PollFlags::IN)];
                 let left = (end - sys::now().min(end)) as i64;

@@ -39,6 +39,7 @@ mod heap;
 #[cfg(not(test))]
 mod jumps;
 mod link;
+mod messages;
 mod own;
 #[cfg(not(test))]
 mod print;

@@ -13,16 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use remora_memory::Buffer;
 use remora_rack::frame::{LONGEST, Reply, Request};
 use remora_rack::{Endpoint, Key, SECTION_BYTES};
-use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
-    sockopt,
-};
+use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
 use crate::link::{LINK_BYTES, Link};
 use crate::own::Own;
 use crate::socket::{self, Socket, state};
 use crate::spin::Spin;
-use crate::{stream, sys};
+use crate::{messages, stream, sys};
 
 /// So long after a failure nobody tries again, nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
@@ -234,18 +231,8 @@ impl Daemon {
         self.look_after();
         let socket = self.socket.as_ref()?;
         let mut bytes = [0; LONGEST];
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut parts = [rustix::io::IoSliceMut::new(&mut bytes)];
-        match net::recvmsg(socket, &mut parts, &mut control, flags) {
-            Ok(received) if received.bytes > 0 => {
-                let file = control.drain().find_map(|message| match message {
-                    RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-                    _ => None,
-                });
-                Some((Reply::parse(&bytes[..received.bytes]).ok()?, file))
-            }
+        match messages::hear(socket, &mut bytes) {
+            Ok((len, file)) if len > 0 => Some((Reply::parse(&bytes[..len]).ok()?, file)),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
             _ => {
                 self.end();

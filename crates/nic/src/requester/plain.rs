@@ -106,7 +106,8 @@ impl QueuePair {
         sent
     }
 
-    /// The element at the cursor has its PSN, the only one that it takes, and was sent.
+    /// The element at the cursor has its PSN, the only one that it takes, and was sent: what
+    /// [`start_element`](Self::start_element) and the cursor's move do of such.
     #[inline]
     fn start_plain(&mut self, at: u64, psn: Psn) {
         let wqe = self.sq.get_mut(at);

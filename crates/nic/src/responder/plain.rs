@@ -58,6 +58,7 @@ impl QueuePair {
         self.note_peer(ctx, bth);
         self.resp.count_message();
         ctx.counters.writes += 1;
+        // What `request_taken` does of a WRITE where nothing was refused and nothing came early.
         ctx.counters.received(self.route.map_or(0, |route| route.link));
         self.resp.expected = self.resp.expected + 1;
         self.resp.trailing = 0;

@@ -10,7 +10,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,14 +19,16 @@ use remora_rack::frame::{GateAnswer, Question};
 use remora_rack::{FlowId, Refusal};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{self, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{self, SocketFlags, SocketType, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{Inside, Made, PIECE, Passage, Shared, accept, ended, heard, reset};
+use crate::messages::say_with;
 use crate::trunk::PORT;
 
 /// How long one end is remembered for which nobody asks again.
 const REMEMBERED: Duration = Duration::from_secs(20);
+const FORGOTTEN_EVERY: Duration = Duration::from_secs(1);
 /// How long a host may take to say that nothing listens there, and for how long its answer is believed.
 const ANSWER: Duration = Duration::from_millis(200);
 const BELIEVED: Duration = Duration::from_secs(5);
@@ -158,8 +160,12 @@ impl Inside {
         true
     }
 
-    /// Those of which nobody has asked for long.
+    /// Those of which nobody has asked for long, now and then.
     pub(super) fn forget_wanted(&mut self) {
+        if self.wanted.is_empty() || self.forgot_at.elapsed() < FORGOTTEN_EVERY {
+            return;
+        }
+        self.forgot_at = Instant::now();
         let trunk = &mut self.trunk;
         self.wanted.retain(|_, wanted| {
             let stays = wanted.leaving || wanted.since.elapsed() < REMEMBERED;
@@ -367,13 +373,7 @@ impl Shared {
 /// go of the other, and how many bytes it has sent and taken by that.
 fn let_go(asker: &OwnedFd, held: &TcpStream) -> Option<(TcpStream, u64, u64)> {
     let (stream, theirs) = pair(held.local_addr().ok()?.is_ipv6()).ok()??;
-    let (bytes, files) = (GateAnswer::Yours.emit(), [theirs.as_fd()]);
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&files));
-    let parts = [io::IoSlice::new(bytes.as_slice())];
-    net::sendmsg(asker, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).ok()?;
-    drop(theirs);
+    say_with(asker, &[io::IoSlice::new(GateAnswer::Yours.emit().as_slice())], theirs).ok()?;
     match heard(asker)? {
         (Question::Moved { sent, taken }, _) => Some((stream, sent, taken)),
         _ => None,

@@ -9,6 +9,7 @@ use remora_wasm::{DeployedModule, KernelSet};
 
 use super::kept;
 use crate::module_calls::DeployParams;
+use crate::sys::start_thread;
 
 /// Largest binary module, in bytes.
 pub const MAX_MODULE: u32 = 4 << 20;
@@ -71,7 +72,7 @@ impl<T> Modules<T> {
             // The node may have stopped meanwhile.
             let _ = send.send(kept);
         };
-        match std::thread::Builder::new().name("remora-compile".into()).spawn(compile) {
+        match start_thread("remora-compile", compile) {
             Ok(_) => {
                 self.compiling.push((client, receive));
                 Ok(())

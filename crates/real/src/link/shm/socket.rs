@@ -1,19 +1,16 @@
 //! The sockets beside the rings: who is there, where the rings are, and the doorbell.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use remora_memory::{Buffer, MAX_LOANS};
 use rustix::io::Errno;
-use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
-};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::Uid;
 
 use super::ring::RING_BYTES;
+use crate::messages::{hear_with, say_with};
 
 /// What is heard of one peer at a look; a peer that says more is heard at the next.
 const MAX_RINGS: usize = 16;
@@ -40,29 +37,17 @@ pub fn say_hello(socket: &OwnedFd, file: &OwnedFd, ip: IpAddr) -> Result<(), Err
         IpAddr::V6(ip) => ip.octets(),
     };
     let parts = [IoSlice::new(&HELLO), IoSlice::new(&address)];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [file.as_fd()];
-    control.push(SendAncillaryMessage::ScmRights(&files));
-    net::sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
+    say_with(socket, &parts, file)
 }
 
 /// The address and rings of a peer that has connected, once it has said so.
 pub fn hear_hello(socket: &OwnedFd, user: Uid) -> io::Result<Option<(IpAddr, Buffer)>> {
     let mut hello = [0; HELLO_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = match net::recvmsg(socket, &mut [IoSliceMut::new(&mut hello)], &mut control, flags) {
-        Ok(received) => received,
+    let (len, file) = match hear_with(socket, &mut hello, RecvFlags::DONTWAIT) {
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(e) => return Err(e.into()),
+        heard => heard?,
     };
-    let mut files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
-    let (Some(file), true) = (files.next(), received.bytes == HELLO_BYTES && hello.starts_with(&HELLO)) else {
+    let (Some(file), true) = (file, len == HELLO_BYTES && hello.starts_with(&HELLO)) else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "no hello, or of another version"));
     };
     if sockopt::socket_peercred(socket)?.uid != user {
@@ -100,12 +85,7 @@ pub fn say_loan(socket: &OwnedFd, slot: usize, len: usize, file: BorrowedFd<'_>)
     let mut message = [0; LOAN_BYTES];
     (message[0], message[1]) = (LOAN, slot as u8);
     message[2..].copy_from_slice(&(len as u64).to_ne_bytes());
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [file];
-    control.push(SendAncillaryMessage::ScmRights(&files));
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, flags).map(|_| ())
+    say_with(socket, &[IoSlice::new(&message)], file)
 }
 
 /// What a peer said.
@@ -127,20 +107,12 @@ pub fn hear(socket: &OwnedFd, heard: &mut usize) -> Said {
     while *heard < MAX_RINGS {
         *heard += 1;
         let mut message = [0; LOAN_BYTES + 1];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let len = match net::recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut control, flags) {
-            Ok(received) => received.bytes,
+        let (len, file) = match hear_with(socket, &mut message, RecvFlags::DONTWAIT) {
+            Ok(heard) => heard,
             Err(Errno::INTR) => continue,
             Err(Errno::AGAIN) => return Said::Nothing,
             Err(_) => return Said::Gone,
         };
-        let mut files = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-            _ => None,
-        });
-        let file = files.next();
         return match (message[0], len, file, usize::from(message[1])) {
             (RING, 1, None, _) => Said::Ring,
             (LOAN, LOAN_BYTES, Some(file), slot) if slot < MAX_LOANS => {
