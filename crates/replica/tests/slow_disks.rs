@@ -1,11 +1,12 @@
-//! Nodes of which one has a disk that neither does nor fails what it is asked for.
+//! Nodes of which one has a disk that neither does nor fails what it is asked for, for some seconds or longer.
 
 use std::collections::VecDeque;
 
 use remora_nic::Now;
-use remora_replica::ddp::{Config, Model, Op, Outcome, Request};
+use remora_replica::bounds::{BACKLOG, MAX_VALUE};
+use remora_replica::ddp::{Config, Deployment, Model, Offload, Op, Outcome, Refusal, Request};
 use remora_replica::member::Standing;
-use remora_replica::node::{NodeOutput, ReplicaNode};
+use remora_replica::node::{Change, NodeOutput, ReplicaNode};
 use remora_replica::types::{NodeId, NodeSet};
 
 const SECOND: u64 = 1_000_000_000;
@@ -15,18 +16,32 @@ struct Nodes {
     model: Model,
     nodes: Vec<ReplicaNode>,
     now: u64,
+    /// Requests so far.
+    number: u64,
     outcomes: VecDeque<Outcome>,
-    /// Whose, and what it was given.
-    stuck: Option<(usize, Vec<u64>)>,
+    stuck: Option<Stuck>,
     /// Whose machines are off.
     off: NodeSet,
 }
 
+/// Whose disk it is, what it was given, and how many bytes of records that is.
+#[derive(Default)]
+struct Stuck {
+    node: usize,
+    late: Vec<u64>,
+    bytes: usize,
+}
+
 impl Nodes {
     fn new(count: u8, model: Model) -> Self {
-        let start = |id| ReplicaNode::new(Config::new(NodeId(id), NodeSet::first(count), model), 1, &[]);
-        let nodes = (0..count).map(start).collect();
-        let mut this = Self { model, nodes, now: 1, outcomes: VecDeque::new(), stuck: None, off: NodeSet::EMPTY };
+        Self::deployed(count, model, Deployment::Baseline)
+    }
+
+    fn deployed(count: u8, model: Model, deployment: Deployment) -> Self {
+        let config = |id| Config { deployment, ..Config::new(NodeId(id), NodeSet::first(count), model) };
+        let nodes = (0..count).map(|id| ReplicaNode::new(config(id), 1, &[])).collect();
+        let mut this =
+            Self { model, nodes, now: 1, number: 0, outcomes: VecDeque::new(), stuck: None, off: NodeSet::EMPTY };
         this.run();
         this.until(60 * SECOND, |nodes| nodes.all_serve());
         this
@@ -40,8 +55,11 @@ impl Nodes {
                 while let Some(output) = node.poll() {
                     match output {
                         NodeOutput::Send(to, packet) => messages.push((NodeId(index as u8), to, packet)),
-                        NodeOutput::Log(token, _) => match &mut self.stuck {
-                            Some((stuck, late)) if *stuck == index => late.push(token),
+                        NodeOutput::Log(token, change) => match &mut self.stuck {
+                            Some(stuck) if stuck.node == index => {
+                                stuck.late.push(token);
+                                stuck.bytes += if let Change::Append(bytes) = change { bytes.len() } else { 0 };
+                            }
                             _ => node.persisted(&now, token),
                         },
                         NodeOutput::Reply(reply) => self.outcomes.push_back(reply.outcome),
@@ -89,9 +107,14 @@ impl Nodes {
 
     fn submit(&mut self, node: usize, op: Op) {
         let scoped = self.model == Model::Scope && !matches!(op, Op::Get(_));
-        let request = Request { scope: scoped.then_some(7), ..Request::new(1, op) };
+        self.number += 1;
+        let request = Request { scope: scoped.then_some(7), ..Request::new(self.number, op) };
         self.nodes[node].submit(&Now::simulated(self.now), request);
         self.run();
+    }
+
+    fn stick(&mut self, node: usize) {
+        self.stuck = Some(Stuck { node, ..Stuck::default() });
     }
 
     /// The answer, as soon as there is one.
@@ -103,9 +126,9 @@ impl Nodes {
 
     /// The disk goes on, and so does its node.
     fn goes_on(&mut self) {
-        let (stuck, late) = self.stuck.take().expect("one is stuck");
+        let Stuck { node, late, .. } = self.stuck.take().expect("one is stuck");
         let now = Now::simulated(self.now);
-        late.into_iter().for_each(|token| self.nodes[stuck].persisted(&now, token));
+        late.into_iter().for_each(|token| self.nodes[node].persisted(&now, token));
         self.run();
     }
 }
@@ -120,7 +143,7 @@ fn a_node_whose_disk_takes_nothing_is_left_out() {
     for (model, stuck) in Model::ALL.into_iter().flat_map(|model| [(model, 0), (model, 2)]) {
         let mut nodes = Nodes::new(3, model);
         assert_eq!(nodes.ask(0, put(b"before")), Outcome::Written);
-        nodes.stuck = Some((stuck, Vec::new()));
+        nodes.stick(stuck);
         // Whoever asked is answered, or does not know.
         nodes.submit(1, put(b"meanwhile"));
         if model == Model::Scope {
@@ -163,7 +186,7 @@ fn a_node_without_which_there_is_no_majority_stays() {
                 nodes.nodes[0].view().members.len() == 2 && nodes.nodes[1].replica().serves()
             });
         }
-        nodes.stuck = Some((0, Vec::new()));
+        nodes.stick(0);
         nodes.submit(0, Op::Put(4, b"meanwhile"[..].into()));
         for _ in 0..40 {
             (0..100).for_each(|_| nodes.pass());
@@ -173,5 +196,40 @@ fn a_node_without_which_there_is_no_majority_stays() {
         nodes.goes_on();
         nodes.until(SECOND, |nodes| !nodes.outcomes.is_empty());
         assert_eq!(nodes.outcomes.pop_front(), Some(Outcome::Written));
+    }
+}
+
+/// Where clients do not wait for the disk they may outrun it, and no node's memory is without bound.
+#[test]
+fn what_waits_for_a_slow_disk_is_bounded() {
+    let offload = Deployment::Offload(Offload { fifos: Some(16_384), ..Offload::FULL });
+    for (model, deployment) in [
+        (Model::Scope, Deployment::Baseline),
+        (Model::Scope, offload),
+        (Model::REnf, Deployment::Baseline),
+        (Model::REnf, offload),
+    ] {
+        // The coordinator's disk, and a follower's.
+        for slow in [0, 2] {
+            let mut nodes = Nodes::deployed(3, model, deployment);
+            nodes.stick(slow);
+            for number in 0..400u64 {
+                nodes.submit(0, Op::Put(number % 8, vec![number as u8; MAX_VALUE].into()));
+                // A client of each address has so much at a node at most, and asks again later.
+                if number % 16 == 15 {
+                    nodes.pass();
+                }
+            }
+            let waits = nodes.stuck.as_ref().map_or(0, |stuck| stuck.bytes);
+            assert!(waits < BACKLOG + 32 * MAX_VALUE, "{model} {deployment:?} {slow}: {} MB", waits >> 20);
+            let busy = nodes.outcomes.iter().filter(|it| **it == Outcome::Refused(Refusal::Busy)).count();
+            assert!(slow != 0 || busy > 100, "{model} {deployment:?}: {busy} are asked again later");
+            // The disk takes what waits, and writes go on.
+            nodes.goes_on();
+            (0..100).for_each(|_| nodes.pass());
+            nodes.outcomes.clear();
+            nodes.submit(0, Op::Put(0, [1; 8][..].into()));
+            assert_eq!(nodes.outcomes, [Outcome::Written], "{model} {deployment:?} {slow}");
+        }
     }
 }
