@@ -8,7 +8,7 @@ use crate::rng::{Purpose, Rng};
 
 /// Bytes of a packet.
 const PACKET: u64 = 4096;
-/// All must have arrived so long after the faults.
+/// All must have arrived so long after the faults: that is, after what is still on a slow way when they end is through.
 const PATIENCE: Time = 100 * SECOND;
 
 #[derive(Debug)]
@@ -61,6 +61,8 @@ pub(super) struct World {
     streams: Vec<Stream>,
     tick_at: Time,
     calm: bool,
+    /// By when all must have arrived, once that is known.
+    end: Time,
     report: RackStormReport,
 }
 
@@ -85,6 +87,7 @@ impl World {
             streams: Vec::new(),
             tick_at: Time::MAX,
             calm: false,
+            end: Time::MAX,
             report: RackStormReport::default(),
         }
     }
@@ -131,7 +134,7 @@ impl World {
         while self.report.failure.is_none() {
             let done = self.calm && self.streams.iter().all(|stream| stream.taken == stream.bytes);
             let next = if done { None } else { self.queue.pop() };
-            let Some((at, event)) = next.filter(|(at, _)| *at < calm + PATIENCE) else {
+            let Some((at, event)) = next.filter(|(at, _)| *at < self.end) else {
                 let left = self.streams.iter().find(|stream| stream.taken < stream.bytes);
                 if let Some(Stream { id, bytes, taken, .. }) = left {
                     let why = format!("of flow {} only {taken} of {bytes} bytes were taken in the end", id.0);
@@ -227,6 +230,7 @@ impl World {
             }
             Event::Calm => {
                 self.calm = true;
+                self.end = PATIENCE + self.ways.iter().map(|way| way.free_at).fold(self.now, Time::max);
                 for nic in 0..self.ways.len() {
                     self.ways[nic].slower = 1;
                     self.strike(nic as u16, LinkFault::Return);
