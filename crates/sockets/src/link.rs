@@ -9,7 +9,7 @@
 //! |------------|--------------------------------------------------------------------------------------------|
 //! | producer   | `Tail`, `HeadSeen`, `Switched`, `Fin`, `Bells`, `Urgent`, `TxLock`                         |
 //! | consumer   | `Head`, `TailSeen`, `Ready`, `Taken`, `Gone`, `Drained`, `BellsTaken`, `UrgentTaken`, `RxLock` |
-//! | the end that sends here | `Holders`, `Processes`, `NonBlocking`, `Eof`, `Forked`, `LowMark`, `Inline`, `Options`, for all processes that share it |
+//! | the end that sends here | `Holders`, `Processes`, `NonBlocking`, `Eof`, `Forked`, `LowMark`, `Inline`, `Options`, `Resets`, for all processes that share it |
 //! | both       | `Armed`: the end that sends here wants a bell; the other one takes the wish and rings      |
 //!
 //! Each end looks at the other's position only when the one that it saw last does not do: a line that is left to the other
@@ -75,6 +75,8 @@ pub enum Word {
     Inline = 936,
     /// What the program has set of [`OPTIONS`]: bells are sent at once all the same.
     Options = 944,
+    /// Whether the kernel is to reset the connection at its end, whatever was read: `SO_LINGER` of no time.
+    Resets = 952,
     /// The first of [`PROCESSES`]: which processes hold it, as of [`sys::process`].
     Processes = 1024,
 }

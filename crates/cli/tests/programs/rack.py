@@ -455,6 +455,64 @@ def check_children_that_leave():
         os.waitpid(pid, 0)
 
 
+def check_ends_without_close():
+    """A process that has read everything and ends without closing what it had ends as one that has closed it."""
+    for leaves in (lambda: os._exit(0), lambda: os.execv("/bin/true", ["true"]), lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        for waits in (False, True):
+            a, b = pair()
+            warm(a, b, 30)
+
+            def other():
+                a.close()
+                # Told of what comes next, and reads it without having been told.
+                assert select.select([b], [], [], 0.01)[0] == []
+                b.sendall(b"go")
+                time.sleep(0.05)
+                exactly(b, 1)
+                leaves()
+
+            pid = forked(other)
+            b.close()
+            assert exactly(a, 2) == b"go"
+            a.sendall(b"x")
+            if not waits:
+                os.waitpid(pid, 0)
+            assert a.recv(1) == b""
+            try:
+                while True:
+                    a.sendall(b"x")
+                    time.sleep(0.01)
+            except BrokenPipeError:
+                pass
+            if waits:
+                os.waitpid(pid, 0)
+    # Who has not, or is to, resets.
+    for resets in (False, True):
+        a, b = pair()
+        warm(a, b, 30)
+
+        def other():
+            a.close()
+            if resets:
+                b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            b.sendall(b"go")
+            select.select([b], [], [])
+            if resets:
+                exactly(b, 1)
+            os._exit(0)
+
+        pid = forked(other)
+        b.close()
+        assert exactly(a, 2) == b"go"
+        time.sleep(0.01)
+        a.sendall(b"x")
+        try:
+            raise AssertionError(a.recv(1))
+        except ConnectionResetError:
+            pass
+        os.waitpid(pid, 0)
+
+
 def check_fork_in_vain():
     """A fork that comes to nothing leaves connections as they were."""
     import ctypes

@@ -185,6 +185,7 @@ c_functions! {
             }
             match used.link() {
                 Some(link) if name == libc::SO_OOBINLINE => stream::set_inline(link, fd),
+                Some(link) if name == libc::SO_LINGER => stream::set_resets(link, fd),
                 Some(link) if name == libc::SO_RCVLOWAT && done == 0 => stream::take_low_mark(link, fd),
                 _ => {}
             }

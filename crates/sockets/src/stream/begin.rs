@@ -65,6 +65,7 @@ pub fn begin(socket: &Socket, link: Link, fd: c_int) {
     link.set_own(Word::NonBlocking, u64::from(flags & libc::O_NONBLOCK as i64 != 0));
     link.wish_always(flags & libc::O_ASYNC as i64 != 0);
     set_inline(&link, fd);
+    set_resets(&link, fd);
     socket.rx_timeout.store(sys::get_timeout(fd, libc::SO_RCVTIMEO), Ordering::Relaxed);
     socket.tx_timeout.store(sys::get_timeout(fd, libc::SO_SNDTIMEO), Ordering::Relaxed);
     // Who waits for the kernel just now hears of the first bytes by a bell.
@@ -76,6 +77,11 @@ pub fn begin(socket: &Socket, link: Link, fd: c_int) {
 pub fn set_inline(link: &Link, fd: c_int) {
     let is = sys::get_int(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).is_some_and(|value| value != 0);
     link.set_own(Word::Inline, u64::from(is));
+}
+
+/// `SO_LINGER` is as the kernel has it.
+pub fn set_resets(link: &Link, fd: c_int) {
+    link.set_own(Word::Resets, u64::from(sys::resets_on_close(fd)));
 }
 
 /// `SO_RCVLOWAT` counts for the rings instead of the kernel, of whose bells a reader hears one by one. Until the ring's turn has

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{AGAIN, CLOSED};
-use crate::link::{Link, Side, WANT_DATA, Word};
+use super::{AGAIN, CLOSED, RESET};
+use crate::link::{Link, RING, Side, WANT_DATA, Word};
 use crate::socket::Socket;
 use crate::{epoll, sys};
 
@@ -25,9 +25,9 @@ pub(super) fn ring_so(socket: &Socket, link: &Link, fd: c_int, flags: c_int) -> 
         if result == 1 {
             return result;
         }
-        broken(link, result);
     }
     link.add_own(Word::Bells, 1u64.wrapping_neg());
+    broken(link, result);
     result
 }
 
@@ -115,9 +115,9 @@ fn take_bells_by(socket: &Socket, link: &Link, fd: c_int) {
                 0 if link.own(Word::Eof) != 0 => {}
                 // Who wants to hear no more is told of an end, whether the peer has ended or not.
                 0 if socket.deaf.load(Ordering::Acquire) && !sys::is_ended_by_peer(fd) => {}
-                0 => link.set_own(Word::Eof, 1),
+                0 => ended(link),
                 e if e == AGAIN || e == -(libc::EINTR as isize) => {}
-                e => link.set_own(Word::Eof, failed(e)),
+                e => link.set_own(Word::Eof, failed(link, e)),
             }
             break;
         }
@@ -143,7 +143,7 @@ pub fn wake(socket: &Socket, link: &Link, fd: c_int, wishes: u64) {
 /// The kernel has said of a connection what it says only once: a reader is to hear of it after all that came before.
 pub(super) fn broken(link: &Link, error: isize) {
     if matches!(-error as c_int, libc::ECONNRESET | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) {
-        link.set_own(Word::Eof, failed(error));
+        link.set_own(Word::Eof, failed(link, error));
     }
 }
 
@@ -151,8 +151,28 @@ pub(super) fn broken(link: &Link, error: isize) {
 pub(super) const OVER: u64 = 2;
 
 /// What `Eof` says of an error that nobody was told of yet.
-fn failed(error: isize) -> u64 {
+fn failed(link: &Link, error: isize) -> u64 {
+    // Bells that nobody took are nothing that was unread.
+    let left_bells = link.own(Word::Bells).wrapping_sub(link.own(Word::BellsTaken)) as i64 > 0;
+    let is_end = left_bells && link.peer(Word::Resets) == 0 && has_ended_by_itself(link) && !left_bytes(link);
+    let error = if error == RESET && is_end { 0 } else { error };
     1 | OVER | (error.unsigned_abs() as u64) << 8
+}
+
+/// The kernel has told of the connection's end. It knows only of bells, and not of what was left unread.
+pub(super) fn ended(link: &Link) {
+    let resets = has_ended_by_itself(link) && left_bytes(link);
+    link.set_own(Word::Eof, if resets { failed(link, RESET) } else { 1 });
+}
+
+/// Whether no call has closed the peer's end: its process did so by its own end.
+fn has_ended_by_itself(link: &Link) -> bool {
+    link.own(Word::Switched) != 0 && link.own(Word::Drained) != 0 && link.own(Word::Gone) == 0
+}
+
+/// Whether it has not read everything.
+fn left_bytes(link: &Link) -> bool {
+    link.room() != Ok(RING)
 }
 
 /// An error that nobody was told of yet: whoever asks is, and then nobody else. None if there is none.

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use super::begin::low_mark;
-use super::bells::{OVER, broken, drained};
+use super::bells::{OVER, broken, drained, ended};
 use crate::link::{Link, RING, WRITABLE, Word};
 use crate::socket::Socket;
 use crate::sys;
@@ -117,6 +117,6 @@ pub fn look_for_end(link: &Link, fd: c_int) {
         // It can say nothing itself any more, whether it has changed over or not. Why, a reader asks the kernel.
         link.set_own(Word::Gone, 1);
     } else if link.own(Word::Eof) == 0 && sys::is_ended_by_peer(fd) {
-        link.set_own(Word::Eof, 1);
+        ended(link);
     }
 }
