@@ -59,31 +59,51 @@ impl std::hash::Hash for State {
 impl Space for TreeOptions {
     type State = State;
     type Action = u8;
-    type Steps<'a> = &'a Self;
+    type Steps<'a> = Walk<'a>;
 
     fn first(&self) -> State {
         State { way: Vec::new(), print: World::new(self).print() }
     }
 
-    fn steps(&self) -> &Self {
-        self
+    fn steps(&self) -> Walk<'_> {
+        Walk { options: self, way: Vec::new(), world: World::new(self) }
     }
 }
 
-impl Steps for &TreeOptions {
+/// The world at the end of the way that was gone last. It cannot be copied: only a way that goes on from there is not gone from
+/// the beginning.
+pub(crate) struct Walk<'a> {
+    options: &'a TreeOptions,
+    way: Vec<u8>,
+    world: World,
+}
+
+impl Walk<'_> {
+    fn at(&mut self, way: &[u8]) -> &World {
+        if !way.starts_with(&self.way) {
+            (self.way, self.world) = (Vec::new(), World::new(self.options));
+        }
+        for action in &way[self.way.len()..] {
+            self.way.push(*action);
+            self.world.step(*action);
+        }
+        &self.world
+    }
+}
+
+impl Steps for Walk<'_> {
     type State = State;
     type Action = u8;
 
-    /// A task cannot be copied, so all of the way is gone again.
     fn advance(&mut self, last: &State, action: u8, next: &mut State) {
         next.way.clone_from(&last.way);
         next.way.push(action);
-        next.print = World::after(self, &next.way).print();
+        next.print = self.at(&next.way).print();
     }
 
     fn look(&mut self, state: &mut State, actions: &mut Vec<u8>) -> bool {
         actions.clear();
-        let world = World::after(self, &state.way);
+        let world = self.at(&state.way);
         world.actions(actions);
         !actions.is_empty() || world.fault().is_none()
     }

@@ -167,14 +167,8 @@ impl World {
         Self { options: *options, shared, memories, notes, tasks, killed: false }
     }
 
-    /// After these steps.
-    pub fn after(options: &TreeOptions, way: &[u8]) -> Self {
-        let mut world = Self::new(options);
-        way.iter().for_each(|action| world.step(*action));
-        world
-    }
-
-    fn step(&mut self, action: u8) {
+    /// One step more.
+    pub fn step(&mut self, action: u8) {
         self.notes.borrow_mut().now += 1;
         if action == KILL {
             self.killed = true;
