@@ -1,6 +1,6 @@
-//! Drives two NICs over shared memory with one thread, for profilers that count instructions: nothing here waits for another core.
+//! Drives two NICs over shared memory, or another link, with one thread, for profilers that count instructions: nothing here waits for another core.
 //!
-//! `cargo run --release -p remora-real --example packets -- write|read|pong|idle [COUNT [IN_FLIGHT]]`
+//! `cargo run --release -p remora-real --example packets -- write|read|pong|idle [COUNT [IN_FLIGHT [shm|udp]]]`
 //!
 //! `write` and `read` move 64 B, as many under way as said, of READs 16 at most; `pong` sends one WRITE there and one back;
 //! `idle` only polls.
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, default| args.get(at).map_or(Ok(default), |arg| arg.parse::<usize>());
     let (what, count, depth) = (args.first().map_or("write", String::as_str), number(1, 1_000_000)?, number(2, 64)?);
-    let [a, b] = pair()?;
+    let [a, b] = pair(args.get(3).map_or(Ok(LinkKind::Shm), |arg| arg.parse())?)?;
     let start = a.device.now();
     match what {
         "idle" => (0..count).for_each(|_| _ = a.device.lock().progress()),
@@ -70,9 +70,9 @@ fn post(nic: &mut Nic, from: &End, to: &End, (what, number): (&str, usize)) -> R
     nic.post_send(from.qp, &if what == "pong" { wr.unsignaled() } else { wr })
 }
 
-fn pair() -> Result<[End; 2], Box<dyn Error>> {
+fn pair(kind: LinkKind) -> Result<[End; 2], Box<dyn Error>> {
     let ips: [IpAddr; 2] = ["127.0.9.1".parse()?, "127.0.9.2".parse()?];
-    let (mut first, second) = (LinkKind::Shm.bind(ips[0])?, LinkKind::Shm.bind(ips[1])?);
+    let (mut first, second) = (kind.bind(ips[0])?, kind.bind(ips[1])?);
     first.reach(ips[1])?;
     let end = |ip, link| -> Result<End, Box<dyn Error>> {
         let end = End::new(ip, link, Buffer::lendable(LEN * SLOTS)?, None);
