@@ -36,7 +36,7 @@ fn main() {
             };
             inserted += if work == Work::Insert { count } else { 0 };
             let before = start.elapsed();
-            bench.run(work, in_flight, drawn.into_iter());
+            bench.run(work, in_flight, &drawn);
             best = best.min((start.elapsed() - before).as_nanos() as f64 / count as f64);
         }
         println!("{what:<12} {:>8.2} M/s {best:>8.1} ns", 1e3 / best);

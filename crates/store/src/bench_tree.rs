@@ -115,7 +115,8 @@ impl TreeBench {
     ///
     /// # Panics
     /// If an answer is wrong.
-    pub fn run(&self, work: Work, in_flight: usize, mut keys: impl Iterator<Item = u64>) {
+    pub fn run(&self, work: Work, in_flight: usize, keys: &[u64]) {
+        let mut keys = keys.iter().copied();
         let mut runner = host_runner(self.registry.clone(), true, in_flight, Limits::default());
         let mut calls: Vec<Call> = (0..in_flight).map(|_| Call::default()).collect();
         let (op, value) = match work {

@@ -85,7 +85,7 @@ impl Map for Remora {
     }
 
     fn run(&self, work: Work, keys: &[u64]) {
-        self.0.run(work, self.1, keys.iter().copied());
+        self.0.run(work, self.1, keys);
     }
 }
 
