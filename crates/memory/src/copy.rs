@@ -408,7 +408,11 @@ pub fn claim(ptr: *const u8, len: usize) {
 #[inline(always)]
 pub fn prefetch(ptr: *const u8, len: usize) {
     let (line, count) = lines_of(ptr, len);
-    prefetch_lines(line, count);
+    // Most often it is one.
+    prefetch_lines(line, 1);
+    if count > 1 {
+        prefetch_lines(line.wrapping_add(BLOCK), count - 1);
+    }
 }
 
 /// The line where bytes begin, and how many lines they touch.
