@@ -336,3 +336,24 @@ impl QueuePair {
         ctx.counters.cnps_sent += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that somebody has forged too.
+    #[test]
+    fn whatever_a_notification_says_it_holds_for_a_tenth_of_a_second() {
+        for rate in [0, 1, LEAST, FASTEST] {
+            let mut pace = Congestion::new(0).pace;
+            pace.sent = 1_250_000;
+            pace.cut(1_000_000, Some(News { rate, part: ONE }));
+            for tenths in 0..1000 {
+                pace.advance(1_000_000 + tenths * 100_000);
+                assert!(pace.rate >= LEAST / 2, "{rate} after {tenths} tenths of a millisecond");
+            }
+            pace.advance(1_000_000 + OVER + 1);
+            assert_eq!(pace.rate, UNLIMITED, "{rate}");
+        }
+    }
+}

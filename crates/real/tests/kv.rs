@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use remora_kernel::kv::{KvParams, KvRef, hash, header, locate, pair, table_of, value_in};
+use remora_kernel::kv::{KvParams, KvRef, KvValue, hash, header, locate, pair, table_of, value_in};
 use remora_kernel::{Placement, Status, op};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion, RingConfig};
-use remora_service::CallKind;
+use remora_service::{CallKind, RESERVED_BLOCKS};
 use remora_testing::eventually;
 
 /// Log2 of the buckets: few, so that chains are long.
@@ -283,4 +283,52 @@ fn a_value_of_a_megabyte_goes_by_one_sided_verbs() {
     let mut bytes = vec![0; blocks[0].1 as usize];
     client.read(&region, blocks[0].0, &mut bytes).expect("read");
     assert!(bytes[value_in(&bytes, key).expect("the pair")] == long);
+}
+
+/// By whatever way he calls, and however often.
+#[test]
+fn who_has_as_many_blocks_as_he_may_is_refused_the_next_and_served_all_else() {
+    let here = Ipv4Addr::new(127, 21, 9, 1).into();
+    let _node = Node::start(NodeConfig { memory_limit: 256 << 20, ..NodeConfig::new(here) }).expect("node");
+    let config = ClientConfig::new(here, Ipv4Addr::new(127, 21, 9, 2).into());
+    let mut client = Client::connect(ClientConfig { link: Some(LinkKind::Shm), ..config }).expect("connection");
+    let (_, at) = store(&mut client);
+    let key = 7u32.to_le_bytes();
+    let block = |value| {
+        let mut out = Vec::new();
+        KvParams { value_len: 40, value, ..KvParams::of_key(at, hash(&key, 3), &key) }.encode(&mut out);
+        out
+    };
+    let reserve = block(KvValue::Bytes(&[]));
+    let mut blocks = Vec::new();
+    for n in 0..RESERVED_BLOCKS {
+        let placement = [Placement::Nic, Placement::Host][n % 2];
+        let (status, reply) = client.call(placement, op::KV_RESERVE, &reserve).expect("call");
+        assert_eq!(status, Status::Ok, "{n}");
+        blocks.push(u64::from_le_bytes(reply.try_into().expect("a block")));
+    }
+    // As many refused in a row as there are turns, and one behind them that is not.
+    let mut tags = 0..200;
+    let mut refused = 0;
+    while refused < 199 {
+        while let Some(tag) = tags.next() {
+            let (op, params) =
+                if tag == 199 { (op::KV_GET, params(at, 7, &[])) } else { (op::KV_RESERVE, reserve.clone()) };
+            if client.submit([Placement::Nic, Placement::Host][tag % 2], op, &params, tag as u32).is_err() {
+                tags = tag..200;
+                break;
+            }
+        }
+        client
+            .poll(&mut |tag: u32, status, _: &[u8]| {
+                assert_eq!(status, if tag == 199 { Status::NotFound } else { Status::Busy });
+                refused += u32::from(tag != 199);
+            })
+            .expect("connection");
+    }
+    let release = block(KvValue::Block(blocks[9], 0));
+    assert_eq!(client.call(Placement::Nic, op::KV_RELEASE, &release).expect("call").0, Status::Ok);
+    for status in [Status::Ok, Status::Busy] {
+        assert_eq!(client.call(Placement::Host, op::KV_RESERVE, &reserve).expect("call").0, status);
+    }
 }

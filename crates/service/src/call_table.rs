@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use remora_kernel::{Call, Status, op};
+use remora_kernel::{Call, Status};
 use remora_nic::{Qpn, Time};
 
 use crate::call_stats::{CallStats, Counting};
@@ -11,7 +11,7 @@ use crate::ingress::{Ingress, Release, TakenCall};
 use crate::payload_streams::{PayloadStreams, STREAM_BUFFER};
 use crate::ring_budget::SHORT_RING_MESSAGE;
 use crate::share::Shares;
-use crate::{KvBlock, KvBlocks};
+use crate::{KvBlocks, KvUse};
 
 /// A call that has ended and is not answered: on its way from the kernel to the ingress.
 #[derive(Debug)]
@@ -30,6 +30,9 @@ pub const DEADLINE: Time = 10_000_000_000;
 /// How much longer (ns) it may take for each byte of its payload that has come: a stream of less than 1 MB/s holds a
 /// place that others want.
 const DEADLINE_PER_BYTE: Time = 1_000;
+
+/// Calls that are refused one after the other, before others have their turn.
+const REFUSED: usize = 64;
 
 /// Calls under way at one place, each with a number, which is the [`tag`](remora_kernel::CallFields::tag) of its
 /// [`Call`]. Allocates when made, while the calls in flight are more and longer than ever before, and for calls longer than
@@ -53,8 +56,8 @@ pub struct CallTable<A> {
     counting: Option<Box<Counting>>,
     /// Who has to hear of calls that reserve blocks.
     blocks: Option<Arc<Mutex<KvBlocks>>>,
-    /// By number: the block that a call names.
-    named: HashMap<u32, KvBlock>,
+    /// By number: what a call has to do with blocks.
+    uses: HashMap<u32, KvUse>,
 }
 
 impl<A> CallTable<A> {
@@ -77,7 +80,7 @@ impl<A> CallTable<A> {
             looked_at: 0,
             counting: None,
             blocks: None,
-            named: HashMap::new(),
+            uses: HashMap::new(),
         }
     }
 
@@ -139,6 +142,26 @@ impl<A> CallTable<A> {
     /// Takes the next call: run it, then [`finish`](Self::finish) it. `None` if there is none, or no room for it.
     #[inline]
     pub fn take<I: Ingress<Asker = A>>(&mut self, now: Time, ingress: &mut I) -> Option<Call> {
+        for _ in 0..REFUSED {
+            let call = self.take_any(now, ingress)?;
+            let Some(status) = self.refuses(&call) else { return Some(call) };
+            self.finish(ingress, call, status);
+        }
+        None
+    }
+
+    /// How a call ends before it has begun, if it does.
+    #[inline]
+    fn refuses(&mut self, call: &Call) -> Option<Status> {
+        let blocks = self.blocks.as_ref().filter(|_| KvBlocks::concerns(call))?;
+        match blocks.lock().unwrap_or_else(PoisonError::into_inner).began(call) {
+            Ok(of) => of.and_then(|of| self.uses.insert(call.tag as u32, of)).and(None),
+            Err(status) => Some(status),
+        }
+    }
+
+    #[inline]
+    fn take_any<I: Ingress<Asker = A>>(&mut self, now: Time, ingress: &mut I) -> Option<Call> {
         if let Some(counting) = &mut self.counting {
             counting.now = now;
         }
@@ -157,11 +180,6 @@ impl<A> CallTable<A> {
         (call.tag, call.client) = (number.into(), client);
         if let Some(counting) = &mut self.counting {
             counting.began(number, call.op);
-        }
-        if let Some(blocks) = self.blocks.as_ref().filter(|_| KvBlocks::concerns(&call))
-            && let Some(block) = blocks.lock().unwrap_or_else(PoisonError::into_inner).began(&call)
-        {
-            self.named.insert(number, block);
         }
         if let Some(id) = stream {
             self.streams.open(id, &mut call);
@@ -210,19 +228,14 @@ impl<A> CallTable<A> {
     /// A call has ended. Where it takes time to get the answer to the ingress, [`answer`](Self::answer) is for when it is
     /// there. `None` if the call is none of this table's.
     #[inline]
-    pub fn end(&mut self, mut call: Call, mut status: Status) -> Option<CallAnswer<A>> {
+    pub fn end(&mut self, mut call: Call, status: Status) -> Option<CallAnswer<A>> {
         let number = call.tag as u32;
         let (asker, stream) = self.askers.get_mut(number as usize)?.take()?;
-        if let Some(blocks) = &self.blocks {
-            let lock = || blocks.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.named.is_empty()
-                && let Some(block) = self.named.remove(&number)
-            {
-                lock().ended(block, status);
-            }
-            if call.op == op::KV_RESERVE && status == Status::Ok {
-                status = lock().reserved(&call);
-            }
+        if !self.uses.is_empty()
+            && let Some(of) = self.uses.remove(&number)
+            && let Some(blocks) = &self.blocks
+        {
+            blocks.lock().unwrap_or_else(PoisonError::into_inner).ended(of, &call, status);
         }
         if let Some(id) = stream {
             self.streams.close(id);

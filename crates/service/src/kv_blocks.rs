@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use remora_kernel::kv::{KvParams, KvValue};
+use remora_kernel::kv::{KvParams, KvValue, LONGEST_VALUE, class_bytes, class_of, item_len};
 use remora_kernel::{Call, Status, op};
 use remora_nic::Qpn;
 
@@ -14,11 +14,20 @@ pub const RESERVED_BLOCKS: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvBlock(u32, u64, u64);
 
+/// What a call under way has to do with blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvUse {
+    /// It names this one, which somebody has reserved.
+    Names(KvBlock),
+    /// It reserves one for this connection.
+    Reserves(Qpn),
+}
+
 /// The reserved blocks of all stores of a node. It hears of every call that [concerns](Self::concerns) it, wherever it runs.
 #[derive(Debug, Default)]
 pub struct KvBlocks {
     held: HashMap<KvBlock, Held>,
-    /// Blocks of each client that is connected.
+    /// Blocks of each client that is connected, those included that it is about to have.
     connected: HashMap<Qpn, usize>,
     /// Blocks that nobody has any more.
     left: VecDeque<(KvBlock, Vec<u8>)>,
@@ -49,17 +58,42 @@ impl KvBlocks {
         self.connected.insert(by, 0);
     }
 
-    /// A call begins. Returns the block that it names, for [`ended`](Self::ended), if somebody has reserved it.
-    pub fn began(&mut self, call: &Call) -> Option<KvBlock> {
-        let params = KvParams::decode(&call.params, false).ok().filter(|_| call.op != op::KV_RESERVE)?;
-        let KvValue::Block(block, _) = params.value else { return None };
-        let block = KvBlock(params.store.key, params.store.base, block);
-        self.held.get_mut(&block)?.named += 1;
-        Some(block)
+    /// A call begins. Returns what it has to do with blocks, for [`ended`](Self::ended), if it has; or how it ends at once: a
+    /// reservation too many with [`Status::Busy`], before there is a block that would have to be given back.
+    pub fn began(&mut self, call: &Call) -> Result<Option<KvUse>, Status> {
+        if call.op == op::KV_RESERVE {
+            let by = Qpn(call.qpn);
+            return match self.connected.get_mut(&by) {
+                Some(RESERVED_BLOCKS..) => Err(Status::Busy),
+                Some(count) => {
+                    *count += 1;
+                    Ok(Some(KvUse::Reserves(by)))
+                }
+                // Its client went away meanwhile.
+                None => Ok(Some(KvUse::Reserves(by))),
+            };
+        }
+        let Ok(KvParams { store, value: KvValue::Block(block, _), .. }) = KvParams::decode(&call.params, false) else {
+            return Ok(None);
+        };
+        let block = KvBlock(store.key, store.base, block);
+        let held = self.held.get_mut(&block);
+        Ok(held.map(|held| {
+            held.named += 1;
+            KvUse::Names(block)
+        }))
     }
 
-    /// A call has ended that named this block.
-    pub fn ended(&mut self, block: KvBlock, status: Status) {
+    /// A call has ended, and is not answered yet.
+    pub fn ended(&mut self, of: KvUse, call: &Call, status: Status) {
+        match of {
+            KvUse::Names(block) => self.named(block, status),
+            KvUse::Reserves(by) if status == Status::Ok => self.reserved(by, call),
+            KvUse::Reserves(by) => self.has_less(by),
+        }
+    }
+
+    fn named(&mut self, block: KvBlock, status: Status) {
         let Some(held) = self.held.get_mut(&block) else { return };
         held.named = held.named.saturating_sub(1);
         let (by, is_named) = (held.by, held.named > 0);
@@ -76,32 +110,23 @@ impl KvBlocks {
         }
     }
 
-    /// A reservation has ended rightly, and is not answered yet. Returns how it ends: one too many with [`Status::Busy`].
-    pub fn reserved(&mut self, call: &Call) -> Status {
+    fn reserved(&mut self, by: Qpn, call: &Call) {
         let params = KvParams::decode(&call.params, false).ok();
-        let Some((params, block)) = params.zip(call.reply.first_chunk()) else { return Status::Ok };
+        let Some((params, block)) = params.zip(call.reply.first_chunk()) else { return self.has_less(by) };
         let block = u64::from_le_bytes(*block);
-        let (by, mut release) = (Qpn(call.qpn), Vec::new());
-        KvParams { value: KvValue::Block(block, 0), ..params }.encode(&mut release);
+        // The key is of no account, and may be long: what counts is the block's class.
+        let class = class_of(item_len(params.key.len(), params.value_len as usize)).map_or(0, class_bytes);
+        let value_len = class.saturating_sub(item_len(0, 0) as u64).min(LONGEST_VALUE as u64) as u32;
+        let mut release = Vec::new();
+        KvParams { key: &[], value_len, value: KvValue::Block(block, 0), ..params }.encode(&mut release);
         let block = KvBlock(params.store.key, params.store.base, block);
-        match self.connected.get_mut(&by) {
-            Some(count) if *count < RESERVED_BLOCKS => {
-                *count += 1;
-                // A store that somebody has spoiled hands a block out twice.
-                if let Some(before) = self.held.insert(block, Held { by, release, named: 0 }) {
-                    self.has_less(before.by);
-                }
-                Status::Ok
-            }
-            Some(_) => {
-                self.left.push_back((block, release));
-                Status::Busy
-            }
+        if !self.connected.contains_key(&by) {
             // Its client went away meanwhile.
-            None => {
-                self.left.push_back((block, release));
-                Status::Ok
-            }
+            return self.left.push_back((block, release));
+        }
+        // A store that somebody has spoiled hands a block out twice.
+        if let Some(before) = self.held.insert(block, Held { by, release, named: 0 }) {
+            self.has_less(before.by);
         }
     }
 
@@ -156,10 +181,23 @@ mod tests {
         call
     }
 
+    /// A reservation that ends rightly, if it is not refused.
+    fn reserve(blocks: &mut KvBlocks, by: u32, block: u64) -> Status {
+        let call = call(op::KV_RESERVE, by, block);
+        match blocks.began(&call) {
+            Ok(of) => blocks.ended(of.expect("a reservation"), &call, Status::Ok),
+            Err(status) => return status,
+        }
+        Status::Ok
+    }
+
     fn left(blocks: &mut KvBlocks) -> Vec<u64> {
         let left = std::iter::from_fn(|| blocks.poll_left());
         let block = |params: Vec<u8>| match KvParams::decode(&params, false).unwrap() {
-            KvParams { value: KvValue::Block(block, 0), key: b"key", value_len: 900, store: STORE, .. } => block,
+            KvParams { value: KvValue::Block(block, 0), key: b"", value_len, store: STORE, .. } => {
+                assert_eq!(class_of(item_len(0, value_len as usize)), class_of(item_len(3, 900)));
+                block
+            }
             other => panic!("{other:?}"),
         };
         let mut left: Vec<u64> = left.map(block).collect();
@@ -172,11 +210,12 @@ mod tests {
         let mut blocks = KvBlocks::default();
         [1, 2].into_iter().for_each(|by| blocks.came(Qpn(by)));
         for (by, block) in [(1, 64), (1, 96), (1, 128), (2, 160), (1, 192), (1, 224), (1, 256)] {
-            assert_eq!(blocks.reserved(&call(op::KV_RESERVE, by, block)), Status::Ok);
+            assert_eq!(reserve(&mut blocks, by, block), Status::Ok);
         }
         let mut does = |op, block, status| {
-            let named = blocks.began(&call(op, 1, block)).expect("a block that is reserved");
-            blocks.ended(named, status);
+            let call = call(op, 1, block);
+            let named = blocks.began(&call).expect("it may").expect("a block that is reserved");
+            blocks.ended(named, &call, status);
         };
         does(op::KV_PUT, 64, Status::Ok);
         does(op::KV_RELEASE, 96, Status::Ok);
@@ -184,15 +223,18 @@ mod tests {
         does(op::KV_UPDATE, 128, Status::NotFound);
         assert_eq!(left(&mut blocks), []);
         // What is under way when it goes decides.
-        let [put, refused] = [224, 256].map(|block| blocks.began(&call(op::KV_PUT, 1, block)).expect("reserved"));
+        let puts = [224, 256].map(|block| call(op::KV_PUT, 1, block));
+        let late = call(op::KV_RESERVE, 1, 288);
+        let [put, refused, reserves] =
+            [&puts[0], &puts[1], &late].map(|call| blocks.began(call).expect("it may").expect("a block"));
         blocks.gone(Qpn(1));
         assert_eq!(left(&mut blocks), [128, 192]);
-        blocks.ended(put, Status::Ok);
-        blocks.ended(refused, Status::Inconsistent);
+        blocks.ended(put, &puts[0], Status::Ok);
+        blocks.ended(refused, &puts[1], Status::Inconsistent);
         assert_eq!(left(&mut blocks), [256]);
-        blocks.reserved(&call(op::KV_RESERVE, 1, 288));
+        blocks.ended(reserves, &late, Status::Ok);
         assert_eq!(left(&mut blocks), [288]);
-        assert_eq!(blocks.began(&call(op::KV_PUT, 2, 64)), None, "a pair's by now");
+        assert_eq!(blocks.began(&call(op::KV_PUT, 2, 64)), Ok(None), "a pair's by now");
         blocks.released(STORE.key);
         blocks.gone(Qpn(2));
         assert_eq!(left(&mut blocks), []);
@@ -204,25 +246,38 @@ mod tests {
         let mut blocks = KvBlocks::default();
         [1, 2].into_iter().for_each(|by| blocks.came(Qpn(by)));
         for _ in 0..2 * RESERVED_BLOCKS {
-            assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 1, 64)), Status::Ok);
+            assert_eq!(reserve(&mut blocks, 1, 64), Status::Ok);
         }
-        assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 2, 64)), Status::Ok);
+        assert_eq!(reserve(&mut blocks, 2, 64), Status::Ok);
         assert_eq!(blocks.connected, [(Qpn(1), 0), (Qpn(2), 1)].into());
         let mut naming = call(op::KV_PUT, 1, 64);
         naming.op = op::KV_RESERVE;
-        assert_eq!(blocks.began(&naming), None);
+        assert_eq!(blocks.began(&naming), Ok(Some(KvUse::Reserves(Qpn(1)))));
+        blocks.ended(KvUse::Reserves(Qpn(1)), &naming, Status::BadParams);
         blocks.gone(Qpn(2));
         assert_eq!(left(&mut blocks), [64]);
     }
 
+    /// What is one too many is not reserved first: giving it back could take longer than asking for the next.
     #[test]
-    fn nobody_reserves_without_end() {
+    fn nobody_reserves_without_end_nor_leaves_blocks_without_end() {
         let mut blocks = KvBlocks::default();
         blocks.came(Qpn(1));
         for n in 1..=RESERVED_BLOCKS as u64 {
-            assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 1, 32 * n)), Status::Ok);
+            assert_eq!(reserve(&mut blocks, 1, 32 * n), Status::Ok);
         }
-        assert_eq!(blocks.reserved(&call(op::KV_RESERVE, 1, 1 << 20)), Status::Busy);
-        assert_eq!(left(&mut blocks), [1 << 20]);
+        for n in 0..10_000 {
+            assert_eq!(reserve(&mut blocks, 1, (1 << 20) + 32 * n), Status::Busy);
+        }
+        assert!(!blocks.has_left());
+        // One that comes to nothing, and one block that is given back.
+        let put = call(op::KV_PUT, 1, 32);
+        let named = blocks.began(&put).unwrap().expect("a block that is reserved");
+        blocks.ended(named, &put, Status::Ok);
+        let full = call(op::KV_RESERVE, 1, 0);
+        let of = blocks.began(&full).unwrap().expect("a reservation");
+        assert_eq!(reserve(&mut blocks, 1, 32), Status::Busy, "it is on its way");
+        blocks.ended(of, &full, remora_kernel::kv::NO_ROOM);
+        assert_eq!([32, 64].map(|block| reserve(&mut blocks, 1, block)), [Status::Ok, Status::Busy]);
     }
 }

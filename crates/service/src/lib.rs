@@ -82,7 +82,7 @@ pub use combiner::{Combined, Combiner};
 pub use host_call::{HostCall, HostCallError};
 pub use index::{IndexCall, IndexOp, IndexReply, IndexRouter};
 pub use ingress::{Ingress, Release, TakenCall};
-pub use kv_blocks::{KvBlock, KvBlocks, RESERVED_BLOCKS};
+pub use kv_blocks::{KvBlock, KvBlocks, KvUse, RESERVED_BLOCKS};
 pub use ledger::{Ledger, LedgerError, Reclaimed};
 pub use payload_streams::{Offered, PayloadStreams, STREAM_BUFFER};
 pub use placer::{

@@ -198,3 +198,21 @@ fn a_failed_row_fails_the_call_and_a_table_outside_its_region_is_denied() {
     assert_eq!(on_host(&bytes, params(64), true).0, Status::Ok);
     assert_eq!(on_host(&bytes, params(65), true).0, Status::AccessDenied);
 }
+
+/// What names no memory tells nothing of a key.
+#[test]
+fn a_table_without_rows_does_not_tell_a_right_key_from_a_wrong_one() {
+    let ended = |of_table: fn(u64, u32) -> (u64, u32)| {
+        let params = |base, key| {
+            let (base, key) = of_table(base, key);
+            let table = EmbedTable { base, key, rows: 0, dim: 64, element: Element::F32 };
+            let mut out = Vec::new();
+            EmbedRequest { table, reduction: Reduction::Sum, rows: &[], numbers: &[], items: 1 }.encode(&mut out);
+            out
+        };
+        [false, true].map(|prefetching| on_host(&[0; 4096], params, prefetching))
+    };
+    let right = ended(|_, key| (1 << 20, key));
+    assert_eq!(ended(|_, key| (1 << 20, key ^ 0x100)), right);
+    assert_eq!(ended(|base, key| (base, key)), right);
+}

@@ -35,10 +35,13 @@ const BUSY: u64 = 1 << 63;
 /// Of how many buckets one may overflow, and how many overflow at least before a table gets larger.
 const FEW: u64 = 16;
 const LEAST: u64 = 4;
-/// Chains that a write moves at most.
+/// Chains that a write moves at most: fewer once they were together as long as one may be.
 const MOVES: u64 = 8;
-/// Buckets of a chain at most: one with more, or without an end, is not moved.
-const LONGEST_CHAIN: usize = 1024;
+/// Buckets of a chain at most, every [`LONG`] bytes of a key counting as one: what is longer, or without an end, is not moved.
+/// Nobody else runs meanwhile, and how long a chain is is up to who may write to the store; of hashes that nobody has chosen, and
+/// with room for a larger table now and then, none is so long.
+const LONGEST_CHAIN: usize = 128;
+const LONG: usize = 2048;
 /// Bytes of a block that are looked at for its key at first: as many as the shortest has.
 const FRONT: usize = 64;
 
@@ -84,9 +87,9 @@ impl<M: Memory> Store<'_, M> {
         if lg_buckets != next.lg_buckets.into() {
             return Ok(());
         }
-        let (mut index, chains, mut moved) = (first, 1 << root.lg_buckets, Ok(true));
-        while index < chains.min(first + MOVES) && matches!(moved, Ok(true)) {
-            moved = self.move_chain((root, next), index, seed).await;
+        let (mut index, chains, mut length, mut moved) = (first, 1 << root.lg_buckets, 0, Ok(true));
+        while index < chains.min(first + MOVES) && length < LONGEST_CHAIN && matches!(moved, Ok(true)) {
+            moved = self.move_chain((root, next), index, seed, &mut length).await;
             index += u64::from(matches!(moved, Ok(true)));
         }
         // Somebody else may have moved some of them too, and said so.
@@ -97,8 +100,14 @@ impl<M: Memory> Store<'_, M> {
         moved.map(drop)
     }
 
-    /// Moves a chain: whether it has moved.
-    async fn move_chain(&self, (root, next): (Table, Table), index: u64, seed: u64) -> Result<bool, Status> {
+    /// Moves a chain: whether it has moved. Adds how long it is.
+    async fn move_chain(
+        &self,
+        (root, next): (Table, Table),
+        index: u64,
+        seed: u64,
+        length: &mut usize,
+    ) -> Result<bool, Status> {
         self.renew();
         let first = root.at(index);
         let lock_at = first + ENTRIES as u64 * 8;
@@ -110,7 +119,7 @@ impl<M: Memory> Store<'_, M> {
             return Ok(false);
         }
         let mut entries = Vec::new();
-        let copied = match self.freeze(first, seed, next, &mut entries).await {
+        let copied = match self.freeze(first, seed, next, (&mut entries, length)).await {
             Ok(moved) => self.lay_out(next.at(index * BRANCHES), moved).await,
             Err(error) => Err(error),
         };
@@ -133,19 +142,19 @@ impl<M: Memory> Store<'_, M> {
     }
 
     /// Freezes all entries of a locked chain, which it adds to `frozen` with their places. Returns those of each bucket
-    /// that takes its first one's place.
+    /// that takes its first one's place. Adds how long it is to `length`.
     async fn freeze(
         &self,
         first: u64,
         seed: u64,
         next: Table,
-        frozen: &mut Vec<(u64, u64)>,
+        (frozen, length): (&mut Vec<(u64, u64)>, &mut usize),
     ) -> Result<[Vec<u64>; BRANCHES as usize], Status> {
         let (mut moved, mut buckets) = (<[Vec<u64>; BRANCHES as usize]>::default(), vec![first]);
-        let mut seen = 0;
+        let most = *length + LONGEST_CHAIN;
         while let Some(bucket) = buckets.pop() {
-            seen += 1;
-            if seen > LONGEST_CHAIN {
+            *length += 1;
+            if *length > most {
                 return Err(Status::Inconsistent);
             }
             self.renew();
@@ -169,7 +178,9 @@ impl<M: Memory> Store<'_, M> {
                 if kept != TOMB {
                     frozen.push((at, entry));
                     // The key of what is frozen stays.
-                    let hash = hash(&self.key_of(entry).await?, seed);
+                    let key = self.key_of(entry).await?;
+                    *length += key.len() / LONG;
+                    let hash = hash(&key, seed);
                     moved[(next.index(hash) % BRANCHES) as usize].push(entry);
                 }
             }

@@ -160,6 +160,47 @@ fn a_chain_without_an_end_is_left_where_it_is() {
     assert_eq!(run(&memory, op::KV_GET, &params(at, &stays, &[])), (Status::Ok, b"stays".to_vec()));
 }
 
+/// How long chains are is up to who may write to the store, and nobody else runs while one is moved.
+#[test]
+fn a_write_moves_no_more_than_takes_little_however_long_chains_are() {
+    for groups in [0, 15, 100] {
+        let memory = Stepped::growing(4, 4 << 20, 4 << 20);
+        let (at, next) = (store(4), Table { lg_buckets: 7, place: 256 });
+        let put = |key: &[u8]| run(&memory, op::KV_PUT, &params(at, key, b"value")).0;
+        let in_chain = |wanted: std::ops::Range<u64>| {
+            let mut keys = (0u32..).map(u32::to_le_bytes);
+            keys.find(|key| wanted.contains(&at.table.index(hash(key, 7)))).expect("half of them")
+        };
+        let (stays, moved) = (in_chain(0..1), in_chain(8..16));
+        assert_eq!(put(&stays), Status::Ok);
+        let entry = memory.word(at.table.at(0));
+        let word = |at: u64, word: u64| memory.memory.put(at, &word.to_le_bytes());
+        let last = |index: u64| at.table.at(index) + ENTRIES as u64 * 8;
+        word(BUMP, 3 << 20);
+        word(ROOT + 16, next.word());
+        word(ROOT + 24, u64::from(next.lg_buckets) << 48);
+        (8..16).for_each(|index| word(last(index), MOVED | next.word()));
+        // What overflows from eight chains lies in the same buckets, all full.
+        let group = |n: u64| (2 << 20) + n * BRANCHES * BUCKET_BYTES as u64;
+        for n in 0..groups {
+            for bucket in (0..BRANCHES).map(|bucket| group(n) + bucket * BUCKET_BYTES as u64) {
+                (0..ENTRIES as u64).for_each(|at| word(bucket + at * 8, entry));
+            }
+            word(group(n) + ENTRIES as u64 * 8, if n + 1 < groups { group(n + 1) } else { 0 });
+        }
+        if groups > 0 {
+            (0..8).for_each(|index| word(last(index), group(0)));
+        }
+        for _ in 0..10 {
+            memory.accesses.set(0);
+            assert_eq!(put(&moved), Status::Ok);
+            assert!(memory.accesses.get() < 6000, "{} accesses, {groups} overflow", memory.accesses.get());
+        }
+        let all = (0..8).all(|index| memory.word(last(index)) == MOVED | next.word());
+        assert_eq!(all, groups < 100, "{groups}");
+    }
+}
+
 /// Who moves a chain takes what was put in place of a tomb just before he locked it along.
 #[test]
 fn what_is_put_into_a_chain_that_is_about_to_be_moved_goes_with_it() {

@@ -103,7 +103,8 @@ impl Chain {
         let few = [reads.len(), expects.len(), tuples].iter().all(|&count| count <= MAX_TUPLES);
         let read: u64 = reads.iter().map(|extent| u64::from(extent.length)).sum();
         let few = few && read <= Bounds::SHIPPED.client_frame as u64 / 2;
-        let marked = request.session.is_none() || self.config.sessions > 0;
+        let marked =
+            request.session.is_none_or(|session| self.config.sessions > 0 && session.sequence <= sessions::LAST);
         few && marked && transaction.extents().all(within) && apart && entry_length(request) <= self.config.ring / 4
     }
 

@@ -16,6 +16,8 @@ use crate::ddp::Session;
 
 /// Bytes of a mark: session, twice the request's number and one if it was done, entry.
 pub(super) const MARK: usize = 24;
+/// The highest number of a request: a mark has a bit less for it.
+pub(super) const LAST: u64 = u64::MAX >> 1;
 /// Keys from here on are sessions.
 const KEYS: u64 = 1 << 63;
 

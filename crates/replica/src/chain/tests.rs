@@ -355,6 +355,23 @@ fn a_request_that_is_sent_again_is_done_once_whoever_is_the_head() {
     assert_eq!(nodes.chains[1].data()[0], 3);
 }
 
+/// A mark has a bit less for it: cut off, it would be an earlier request's, and a second attempt be done again.
+#[test]
+fn a_number_that_no_mark_holds_is_refused() {
+    let mut nodes = Nodes::new(3, 1 << 12);
+    let write = |byte: u8| Transaction { writes: vec![put(0, &[byte])], ..Transaction::default() };
+    let attempt = |sequence, attempt| Some(Session { client: 7, sequence, attempt });
+    let refused = Some(ChainOutcome::Refused(ChainRefusal::Invalid));
+    let longest = u64::MAX >> 1;
+    for sequence in [longest + 1, u64::MAX] {
+        assert_eq!(nodes.ask_in(attempt(sequence, 0), 0, 1, write(1)), refused);
+    }
+    assert_eq!(nodes.ask_in(attempt(longest, 0), 0, 2, write(2)), Some(ChainOutcome::Done(Vec::new())));
+    nodes.crash(0);
+    nodes.enter(View { epoch: 2, members: NodeSet::first(3).without(NodeId(0)), ..View::default() });
+    assert_eq!(nodes.ask_in(attempt(longest, 1), 1, 3, write(3)), Some(ChainOutcome::Before));
+}
+
 #[test]
 fn an_attempt_that_found_something_else_keeps_an_earlier_one_from_being_done() {
     let mut nodes = Nodes::new(2, 1 << 12);
