@@ -104,8 +104,28 @@ impl Cluster {
         self.replies.iter().find(|reply| reply.tag == tag).map(|reply| &reply.outcome)
     }
 
+    /// What is held back on the way between nodes never arrives.
+    fn lose(&mut self) {
+        self.held.retain(|(_, output)| !matches!(output, ReplicaOutput::Send { .. }));
+    }
+
+    /// A node is gone, and the others go on without it.
+    fn crash(&mut self, gone: u8) {
+        self.cut = Some(NodeId(gone));
+        let members = NodeSet::first(NODES).without(NodeId(gone));
+        for id in members.iter() {
+            self.nodes[usize::from(id.0)].install(0, View { epoch: 2, members, ..View::default() });
+        }
+        self.pump();
+        self.lose();
+    }
+
     fn value(&mut self) -> Option<Value> {
-        let tag = self.submit(2, Session { client: 9, sequence: self.tag, attempt: 0 }, Op::Get(KEY));
+        self.read(2)
+    }
+
+    fn read(&mut self, node: u8) -> Option<Value> {
+        let tag = self.submit(node, Session { client: 9, sequence: self.tag, attempt: 0 }, Op::Get(KEY));
         match self.outcome(tag) {
             Some(Outcome::Value(value)) => value.clone(),
             other => panic!("{other:?}"),
@@ -312,4 +332,53 @@ fn a_batch_whose_swaps_come_to_nothing_ends_where_there_is_room_for_one_write() 
         }
     }
     panic!("it goes on for ever");
+}
+
+/// The first attempt comes to one other node alone, is superseded there by a write that does not know it, and its node
+/// fails.
+#[test]
+fn a_mark_is_at_all_nodes_or_at_none() {
+    for model in Model::ALL {
+        let mut cluster = Cluster::of(|id| Config::new(id, NodeSet::first(NODES), model));
+        cluster.cut = Some(NodeId(2));
+        cluster.ask(0, 1, 0, Op::Put(KEY, value("a")));
+        cluster.lose();
+        cluster.cut = Some(NodeId(0));
+        let newer = cluster.submit(2, Session { client: 2, sequence: 1, attempt: 0 }, Op::Put(KEY, value("b")));
+        cluster.crash(0);
+        assert_eq!(cluster.outcome(newer), Some(&Outcome::Written), "{model}");
+        // The second attempt is made at who never had it, and is on its way when the client asks who had.
+        cluster.cut = Some(NodeId(2));
+        cluster.ask(2, 1, 1, Op::Put(KEY, value("a")));
+        let last = cluster.ask(1, 1, 2, Op::Put(KEY, value("a")));
+        let answered = cluster.outcome(last).is_some().then(|| cluster.read(1));
+        cluster.join();
+        assert_eq!(cluster.outcome(last), Some(&Outcome::Written), "{model}");
+        assert_eq!(cluster.read(1), Some(value("a")), "{model}");
+        assert!(answered.is_none_or(|read| read == Some(value("a"))), "{model}: done again after its answer");
+    }
+}
+
+/// Of two additions that found the same, one's node fails when the other's has yet to write its own to its memory, and
+/// has the acknowledgement of all but that one.
+#[test]
+fn what_was_acknowledged_in_one_view_does_not_count_in_the_next() {
+    for model in Model::ALL {
+        let mut cluster = Cluster::of(|id| Config { stepped: true, ..Config::new(id, NodeSet::first(NODES), model) });
+        (cluster.cut, cluster.slow) = (Some(NodeId(2)), Some(NodeId(1)));
+        let first = cluster.ask(1, 1, 0, Op::FetchAdd(KEY, 1));
+        cluster.lose();
+        cluster.cut = None;
+        let other = Session { client: 2, sequence: 1, attempt: 0 };
+        cluster.submit(2, other, Op::FetchAdd(KEY, 1));
+        cluster.crash(2);
+        cluster.join();
+        let second = cluster.submit(0, Session { attempt: 1, ..other }, Op::FetchAdd(KEY, 1));
+        let found = [first, second].map(|tag| cluster.outcome(tag).cloned());
+        assert!(
+            found.contains(&Some(Outcome::Added(0))) && found.contains(&Some(Outcome::Added(1))),
+            "{model}: {found:?}"
+        );
+        assert_eq!(cluster.read(0), Some(2_u64.to_le_bytes().as_slice().into()), "{model}");
+    }
 }

@@ -146,15 +146,12 @@ impl Replica {
         let mut missing = BTreeSet::new();
         for entry in entries {
             let (key, ts) = (entry.write.key, entry.write.ts);
-            let room = self.config.stamps;
             let record = self.record(key);
             if ts > record.meta.volatile_ts {
-                record.take(&entry.write, room);
+                record.take(&entry.write);
                 record.meta.applied_ts = ts;
                 record.snatch(ts);
                 record.reserved = record.reserved.max(ts.version);
-            } else {
-                record.remember(&entry.write.stamps, entry.write.rmw, room);
             }
             if record.meta.durable_ts < ts {
                 missing.insert((key, ts));

@@ -177,15 +177,13 @@ impl Replica {
         if !self.admit(client, key, scope, new.as_ref()) {
             return;
         }
-        let room = self.config.stamps;
         let record = self.record(key);
         // Hermes (section 3.6): a read-modify-write's version is one above what it read and a write's two above, so
         // that of a read-modify-write and a write that both saw the same version the write is newer.
         let version = record.meta.volatile_ts.version.saturating_add(1);
         record.reserved = version;
-        let stamps = stamped(&record.stamps, room, session, done);
         let ts = Timestamp { version, node: self.config.id };
-        let write = Write { key, ts, value: new, rmw: true, scope, stamps };
+        let write = Write { key, ts, value: new, rmw: true, scope, stamps: own_mark(session, done) };
         self.drive(write, client, outcome, Some(Box::new(waiting)));
     }
 
@@ -201,13 +199,11 @@ impl Replica {
         if !self.admit(client, key, scope, value.as_ref()) {
             return;
         }
-        let room = self.config.stamps;
         let record = self.record(key);
         let version = record.meta.volatile_ts.version.max(record.reserved).saturating_add(2);
         record.reserved = version;
-        let stamps = stamped(&record.stamps, room, session, Some(0));
         let ts = Timestamp { version, node: self.config.id };
-        let write = Write { key, ts, value, rmw: false, scope, stamps };
+        let write = Write { key, ts, value, rmw: false, scope, stamps: own_mark(session, Some(0)) };
         self.drive(write, client, Outcome::Written, None);
     }
 
@@ -255,6 +251,18 @@ impl Replica {
             self.scope_write(scope, key, ts);
         }
         self.engine_goes_on(write);
+    }
+
+    /// Gives a client's write, which has its own mark at most, those of the version that it follows here: just before
+    /// the others hear of it, and what is older and comes later finds it newer. So whatever is older than this write has
+    /// left its mark in it, or is not acknowledged here before this write is everywhere: then nobody reads it, and a
+    /// later attempt does it anew.
+    pub(crate) fn marked(&mut self, write: &mut Write) {
+        let room = self.config.stamps;
+        write.stamps = stamped(&self.record(write.key).stamps, room, write.stamps.pop());
+        if let Some(driven) = self.driven.get_mut(&(write.key, write.ts)) {
+            driven.write.stamps.clone_from(&write.stamps);
+        }
     }
 
     /// The INV to the followers, when the local write is certain to happen (line 11).
@@ -460,6 +468,12 @@ impl Replica {
         }
         self.cross(write);
     }
+}
+
+/// What a request leaves in its own write, before that has the marks of others.
+fn own_mark(session: Option<Session>, done: Option<u64>) -> Vec<Stamp> {
+    let mark = |Session { client, sequence, attempt }| Stamp { client, sequence, attempt, done };
+    session.map(mark).into_iter().collect()
 }
 
 /// The answer to an attempt at what has been done already, or that a later attempt has overtaken; `None` if it is to be

@@ -164,7 +164,7 @@ impl Replica {
     }
 
     /// Lines 9 to 18 and 32 to 39: into local memory, if it is not obsolete by now, and towards the log.
-    pub(crate) fn local(&mut self, write: Write, origin: Origin) {
+    pub(crate) fn local(&mut self, mut write: Write, origin: Origin) {
         let (key, ts, on) = (write.key, write.ts, self.engine());
         if self.config.fifo().is_none() {
             self.step(on, StepKind::WrLock, 0);
@@ -183,12 +183,12 @@ impl Replica {
             return self.drop_outdated(key, ts);
         }
         if origin == Origin::Client {
+            self.marked(&mut write);
             self.send_inv(&write);
         }
         // volatileTS moves when the write enters the vFIFO, not when it leaves: the client may hear of the write and
         // send its next one through this node before the drain, and that one must get a newer timestamp.
-        let room = self.config.stamps;
-        self.record(key).take(&write, room);
+        self.record(key).take(&write);
         self.step(on, StepKind::EnqueueVolatile, write.bytes());
         if self.config.stepped {
             self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
@@ -201,7 +201,7 @@ impl Replica {
     }
 
     /// The WRLock is this write's.
-    fn locked(&mut self, write: Write, origin: Origin) {
+    fn locked(&mut self, mut write: Write, origin: Origin) {
         let (key, ts) = (write.key, write.ts);
         self.step(self.engine(), StepKind::ReadMeta, 0);
         if self.is_obsolete(key, ts) {
@@ -212,6 +212,7 @@ impl Replica {
         }
         self.record(key).meta.wr_lock = Some(ts);
         if origin == Origin::Client {
+            self.marked(&mut write);
             self.send_inv(&write);
         }
         if self.config.stepped {
@@ -243,11 +244,10 @@ impl Replica {
         }
         // State from another node does not wait for the WRLock.
         let overtaken = self.is_obsolete(key, ts);
-        let room = self.config.stamps;
         let record = self.record(key);
         record.meta.wr_lock = None;
         if !overtaken {
-            record.take(write, room);
+            record.take(write);
             record.meta.applied_ts = ts;
         }
         match origin {
@@ -381,8 +381,6 @@ impl Replica {
     fn obsolete(&mut self, write: &Write, origin: Origin) {
         let (key, ts) = (write.key, write.ts);
         self.marks.obsolete += 1;
-        let room = self.config.stamps;
-        self.record(key).remember(&write.stamps, write.rmw, room);
         let Origin::Peers(peers) = origin else { return self.drop_obsolete(key, ts) };
         if write.rmw && !self.config.mutant(Mutation::AcceptStaleRmw) {
             return self.send(peers, Body::Refuse(key, ts));

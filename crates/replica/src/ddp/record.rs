@@ -106,31 +106,15 @@ impl Record {
         }
     }
 
-    /// Takes a write's content. Of the requests that the record remembers at most `room` stay.
-    pub fn take(&mut self, write: &Write, room: usize) {
+    /// Takes a write's content, and its marks in place of those that were here: nodes that have a version have the same
+    /// marks. What is lost so was done by a write that this one's maker had not seen, which nobody reads (see
+    /// [`super::Replica::marked`]).
+    pub fn take(&mut self, write: &Write) {
         self.meta.volatile_ts = write.ts;
         self.value.clone_from(&write.value);
+        self.stamps.clone_from(&write.stamps);
+        self.rmw = write.rmw;
         self.scope = write.scope;
-        let stamps = std::mem::replace(&mut self.stamps, write.stamps.clone());
-        let rmw = std::mem::replace(&mut self.rmw, write.rmw);
-        self.remember(&stamps, rmw, room);
-    }
-
-    /// Remembers the requests that an older write knew of, a read-modify-write or not: it and the record's may have
-    /// been made at once, at two nodes that did not know of each other's. But not a read-modify-write's own, which is
-    /// not done if a newer write overtook it; had it been done before, the newer one would know.
-    pub fn remember(&mut self, older: &[Stamp], rmw: bool, room: usize) {
-        let known = older.len() - usize::from(rmw && !older.is_empty());
-        for stamp in &older[..known] {
-            if let Some(mine) = self.stamps.iter_mut().find(|mine| mine.client == stamp.client) {
-                let rank = |stamp: &Stamp| (stamp.sequence, stamp.done.is_some(), stamp.attempt);
-                if rank(mine) < rank(stamp) {
-                    *mine = stamp.clone();
-                }
-            } else if self.stamps.len() < room {
-                self.stamps.insert(0, stamp.clone());
-            }
-        }
     }
 
     /// "Snatch RDLock": taken if it is free or an older write's.
@@ -149,14 +133,17 @@ impl Record {
     }
 }
 
-/// `stamps`, of which at most `room` are kept, with the request of `session` as the newest.
-pub(crate) fn stamped(stamps: &[Stamp], room: usize, session: Option<Session>, done: Option<u64>) -> Vec<Stamp> {
-    let Some(session) = session else { return stamps.to_vec() };
-    let mut stamps: Vec<Stamp> = stamps.iter().filter(|stamp| stamp.client != session.client).cloned().collect();
+/// `known`, of which at most `room` are kept, with the mark of a request as the newest, unless a later one of its client
+/// is known.
+pub(crate) fn stamped(known: &[Stamp], room: usize, own: Option<Stamp>) -> Vec<Stamp> {
+    let Some(own) = own else { return known.to_vec() };
+    if known.iter().any(|stamp| stamp.client == own.client && stamp.sequence > own.sequence) {
+        return known.to_vec();
+    }
+    let mut stamps: Vec<Stamp> = known.iter().filter(|stamp| stamp.client != own.client).cloned().collect();
     if stamps.len() >= room.max(1) {
         stamps.remove(0);
     }
-    let Session { client, sequence, attempt } = session;
-    stamps.push(Stamp { client, sequence, attempt, done });
+    stamps.push(own);
     stamps
 }

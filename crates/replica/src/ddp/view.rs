@@ -26,6 +26,7 @@ impl Replica {
         if view.epoch <= self.view.epoch {
             return;
         }
+        self.finish_locals();
         let me = self.config.id;
         let before = std::mem::replace(&mut self.view, view);
         let learns = view.learners.has(me);
@@ -33,7 +34,6 @@ impl Replica {
         let stays = fit && view.members.has(me) || before.learners.has(me) && learns;
         // Only at the start, or when everyone comes from a crash, is a log of its own what a member has.
         let from_log = self.catch_up.loaded && view.recovery || before.all().is_empty() && view.epoch == 1;
-        self.finish_locals();
         self.marks.view_change_in_persist += u64::from(!self.scopes.flushes.is_empty());
         if !stays && !from_log && view.members.has(me) {
             // They took it for its former life. It keeps its log, and silent until a view has it as a learner.
@@ -71,17 +71,14 @@ impl Replica {
         self.view = View { epoch, ..View::default() };
         self.catch_up.loaded = whole;
         for write in writes {
-            let room = self.config.stamps;
             let record = self.record(write.key);
             if write.ts > record.meta.volatile_ts {
-                record.take(&write, room);
+                record.take(&write);
                 let ts = write.ts;
                 (record.meta.applied_ts, record.meta.durable_ts) = (ts, ts);
                 // RDLocks are volatile: what was complete is not known now.
                 record.meta.rd_lock = Some(ts);
                 record.reserved = ts.version;
-            } else {
-                record.remember(&write.stamps, write.rmw, room);
             }
         }
     }
@@ -145,7 +142,8 @@ impl Replica {
         self.lease = 0;
     }
 
-    /// The view change waits for writes that are under way in local memory.
+    /// The view change waits for writes that are under way in local memory: they are done in the view that ends, whose
+    /// acknowledgements do not count in the next one.
     fn finish_locals(&mut self) {
         while let Some((&(key, ts), local)) = self.locals.iter().find(|(_, local)| local.stage != Stage::Queued) {
             match local.stage {
@@ -161,8 +159,13 @@ impl Replica {
         for (key, ts) in ids {
             let (meta, durable) = (self.meta(key), self.config.model.facts().acks_persists());
             let Some(driven) = self.driven.get_mut(&(key, ts)) else { continue };
-            // As any follower would: once a newer write is here, a read-modify-write is refused.
-            let refused = driven.write.rmw && meta.volatile_ts > ts;
+            // As at any follower, once a newer write is here: a read-modify-write is refused, and another write is over
+            // when the newer one is everywhere. Who made that one, and would not acknowledge this one before, may be gone.
+            let refused = meta.volatile_ts > ts;
+            if refused && !driven.write.rmw {
+                self.drop_obsolete(key, ts);
+                continue;
+            }
             driven.validated = false;
             let me = NodeSet::one(self.config.id);
             driven.acked_c = if refused { NodeSet::EMPTY } else { me };
