@@ -57,7 +57,7 @@ const WORKS: [(&str, Work); 4] =
 /// Of look-ups, one in so many as scans and as inserts.
 const SCANS: u64 = 8;
 const INSERTS: u64 = 4;
-/// Part of a node that is filled at first, in percent: as after many inserts.
+/// Part of a node that is filled at first, in percent: there is room for some inserts.
 const FILL: u8 = 90;
 
 /// A map that is measured.

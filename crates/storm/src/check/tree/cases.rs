@@ -141,12 +141,12 @@ pub const TREE_CASES: &[TreeCase] = &[
     },
     TreeCase {
         name: "move-up",
-        about: "all keys come to the lower part; one is deleted meanwhile, another changed",
+        about: "all keys come to the lower part; one is deleted meanwhile, then another changed",
         loaded: 6,
         deleted: &[],
         border: Some(35),
         bytes: false,
-        tasks: &[&[Delete(40)], &[Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
+        tasks: &[&[Delete(40), Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
     },
     TreeCase {
         name: "move-scan",
