@@ -1,7 +1,7 @@
 //! Nodes, clients, and what a client has at a node.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyBuffer;
@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PySlice, PyString};
 use remora::{Error, Get, LinkKind, ModuleLimits, Placement, RemoteRegion, Status, TypedCall};
 
 use crate::error;
+use crate::owned::Owned;
 
 /// Bytes, or text as UTF-8: keys and values.
 pub enum Bytes {
@@ -78,7 +79,7 @@ pub fn bytes_of(data: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 /// A memory node in this process, until it is closed or forgotten.
 #[pyclass(frozen, module = "remora")]
 pub struct Node {
-    node: Mutex<Option<remora::Node>>,
+    node: Owned<remora::Node>,
     address: String,
 }
 
@@ -96,7 +97,7 @@ impl Node {
             }
         });
         let node = node.map_err(error::of)?;
-        Ok(Self { address: node.address().to_string(), node: Mutex::new(Some(node)) })
+        Ok(Self { address: node.address().to_string(), node: Owned::new(node) })
     }
 
     /// The address that clients connect to.
@@ -107,7 +108,7 @@ impl Node {
 
     /// Finishes calls under way, and stops.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(locked(&self.node).take()));
+        self.node.close(py);
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -119,13 +120,9 @@ impl Node {
     }
 }
 
-pub fn locked<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A connection to a memory node. Threads may share it: they take turns.
 #[pyclass(frozen, module = "remora")]
-pub struct Client(Mutex<Option<remora::Client>>);
+pub struct Client(Owned<remora::Client>);
 
 impl Client {
     /// Does something with the client, while other threads of Python go on.
@@ -134,11 +131,7 @@ impl Client {
         py: Python<'_>,
         run: impl FnOnce(&mut remora::Client) -> remora::Result<T> + Send,
     ) -> PyResult<T> {
-        let result = py.detach(|| match locked(&self.0).as_mut() {
-            Some(client) => run(client),
-            None => Err(Error::Closed),
-        });
-        result.map_err(error::of)
+        self.0.with(py, run)?.unwrap_or(Err(Error::Closed)).map_err(error::of)
     }
 }
 
@@ -181,7 +174,7 @@ impl Client {
     ) -> PyResult<Self> {
         let builder = builder(link, timeout, token)?;
         let client = py.detach(|| builder.connect(node.as_str())).map_err(error::of)?;
-        Ok(Self(Mutex::new(Some(client))))
+        Ok(Self(Owned::new(client)))
     }
 
     /// The link in use: `shm` or `udp`.
@@ -192,7 +185,7 @@ impl Client {
 
     /// Leaves the node, which takes back all memory of this client.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(locked(&self.0).take()));
+        self.0.close(py);
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -603,7 +596,7 @@ impl Pending {
 
     /// Waits for its end; to be asked once.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let pending = locked(&self.pending).take();
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner).take();
         let pending = pending.ok_or_else(|| error::invalid("the result of this call has been taken already"))?;
         let (_, reply) = self.client.get().with(py, |client| client.wait(pending))?;
         Ok(reply.map(|reply| PyBytes::new(py, &reply)))

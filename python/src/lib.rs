@@ -4,6 +4,7 @@ mod arrow;
 mod asynchronous;
 mod client;
 mod error;
+mod owned;
 mod store;
 mod study;
 

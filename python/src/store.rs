@@ -2,19 +2,19 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use remora::store::{Swap, Value};
 
-use crate::client::{Bytes, locked};
+use crate::client::Bytes;
 use crate::error;
+use crate::owned::Owned;
 
 /// A connection to a replicated store.
 #[pyclass(frozen, module = "remora")]
-pub struct Store(Mutex<remora::store::Store>);
+pub struct Store(Owned<remora::store::Store>);
 
 impl Store {
     fn with<T: Send>(
@@ -22,7 +22,8 @@ impl Store {
         py: Python<'_>,
         run: impl FnOnce(&mut remora::store::Store) -> remora::store::Result<T> + Send,
     ) -> PyResult<T> {
-        py.detach(|| run(&mut locked(&self.0))).map_err(error::of_store)
+        let result = self.0.with(py, run)?;
+        result.ok_or_else(|| error::invalid("the store has been closed"))?.map_err(error::of_store)
     }
 }
 
@@ -55,7 +56,7 @@ impl Store {
             builder = builder.timeout(Duration::try_from_secs_f64(seconds).map_err(error::invalid)?);
         }
         let store = py.detach(|| builder.connect()).map_err(error::of_store)?;
-        Ok(Self(Mutex::new(store)))
+        Ok(Self(Owned::new(store)))
     }
 
     /// Reads a record.
@@ -98,7 +99,7 @@ impl Store {
 
 /// All nodes of a store as threads of this process.
 #[pyclass(frozen, module = "remora")]
-pub struct LocalCluster(Mutex<Option<remora::store::LocalCluster>>);
+pub struct LocalCluster(Owned<remora::store::LocalCluster>);
 
 impl LocalCluster {
     fn with<T: Send>(
@@ -106,7 +107,7 @@ impl LocalCluster {
         py: Python<'_>,
         run: impl FnOnce(&mut remora::store::LocalCluster) -> remora::store::Result<T> + Send,
     ) -> PyResult<T> {
-        let result = py.detach(|| locked(&self.0).as_mut().map(run));
+        let result = self.0.with(py, run)?;
         result.ok_or_else(|| error::invalid("the cluster has been closed"))?.map_err(error::of_store)
     }
 }
@@ -118,7 +119,7 @@ impl LocalCluster {
     fn new(py: Python<'_>, directory: PathBuf, nodes: u8, model: &str) -> PyResult<Self> {
         let model = model.parse().map_err(error::invalid)?;
         let cluster = py.detach(|| remora::store::LocalCluster::start(nodes, model, directory));
-        Ok(Self(Mutex::new(Some(cluster.map_err(error::of_store)?))))
+        Ok(Self(Owned::new(cluster.map_err(error::of_store)?)))
     }
 
     /// Its nodes' addresses.
@@ -131,7 +132,7 @@ impl LocalCluster {
     #[pyo3(signature = (*, retry=false))]
     fn connect(&self, py: Python<'_>, retry: bool) -> PyResult<Store> {
         let store = self.with(py, |cluster| cluster.client().retry(retry).connect())?;
-        Ok(Store(Mutex::new(store)))
+        Ok(Store(Owned::new(store)))
     }
 
     /// Stops a node, as if its process had ended.
@@ -149,7 +150,7 @@ impl LocalCluster {
 
     /// Ends all nodes.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(locked(&self.0).take()));
+        self.0.close(py);
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {

@@ -2,7 +2,9 @@
 
 import asyncio
 import array
+import gc
 import json
+import os
 import pathlib
 import struct
 import threading
@@ -78,6 +80,27 @@ def test_threads_may_share_a_client(client):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert not failed
+
+
+@pytest.mark.parametrize("link", ["shm", "udp"])
+def test_a_forked_process_leaves_what_is_not_its_own(node, link):
+    client = remora.Client(node.address, link=link)
+    table = client.load_table({"a": "1"})
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            client.get(table, "a")
+        except remora.ConnectionFailed as error:
+            # Neither a close nor the end of the last reference ends the connection of the process that forked.
+            client.close()
+            del client
+            gc.collect()
+            status = 0 if "make one here" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [client.get(table, "a") for _ in range(10)] == [b"1"] * 10
 
 
 def test_a_kernel_of_ones_own_by_name(client):

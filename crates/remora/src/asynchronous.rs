@@ -156,6 +156,8 @@ impl AsyncClient {
     pub async fn read(&self, region: &RemoteRegion, offset: u64, len: usize) -> Result<Vec<u8>> {
         let region = *region;
         let read = move |client: &mut Client| {
+            // No length that nobody has ends this process.
+            client.idle()?.check_range(&region, offset, len)?;
             let mut bytes = vec![0; len];
             client.read(&region, offset, &mut bytes).map(|()| bytes)
         };

@@ -71,6 +71,10 @@ fn tasks_share_a_client() {
             for task in tasks {
                 task.await.expect("a task");
             }
+            // A length that no memory has is told, and ends no process.
+            let (region, all) = (client.alloc(8).await.expect("memory"), usize::MAX / 2);
+            let beyond = client.read(&region, 0, all).await.expect_err("beyond the region");
+            assert!(matches!(&beyond, Error::Argument(why) if why.ends_with("of a region of 8 bytes")), "{beyond}");
             let stream = vec![1; 100_000];
             assert_eq!(client.at(Placement::Nic).checksum(&stream).await.expect("a checksum").len, 100_000);
         });

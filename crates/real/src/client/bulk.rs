@@ -79,7 +79,8 @@ impl Client {
         });
     }
 
-    pub(crate) fn check_range(&self, region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
+    /// Fails as [`Self::read`] of these bytes would, before there is memory for them.
+    pub fn check_range(&self, region: &RemoteRegion, offset: u64, len: usize) -> Result<(), Error> {
         self.connection.alive()?;
         let fits = offset.checked_add(len as u64).is_some_and(|end| end <= region.len);
         if !fits {
