@@ -11,6 +11,7 @@ mod provenance;
 mod typed;
 mod unit;
 
+use std::io::Read;
 use std::path::Path;
 
 pub use error::{PlatformError, Problem};
@@ -175,11 +176,7 @@ impl Platform {
             return Err(PlatformError::NotFound { name: name_or_path.into(), known });
         }
         let failed = |source| PlatformError::Read { file: name_or_path.into(), source };
-        let too_long = || std::io::Error::other("it has more than a megabyte: that is no platform file");
-        if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
-            return Err(failed(too_long()));
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let text = read(path).map_err(failed)?;
         Self::parse(name_or_path, &text).map_err(|error| match text.lines().any(|line| line.trim() == "[[access]]") {
             true => PlatformError::Operation { file: name_or_path.into() },
             false => error,
@@ -288,6 +285,16 @@ impl Platform {
         params.set_out_of_turn(section);
         let platform = Self::build(params)?;
         Ok(platform.params.out_of_turn().is_some().then_some(platform))
+    }
+}
+
+/// A file's text, if it is no longer than one may be. Some that have no end say that they are empty.
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > MAX_FILE {
+        true => Err(std::io::Error::other("it has more than a megabyte: that is no platform file")),
+        false => String::from_utf8(bytes).map_err(|_| std::io::Error::other("it is no text in UTF-8")),
     }
 }
 

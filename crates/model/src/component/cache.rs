@@ -64,12 +64,16 @@ type Line = [u64; 2];
 const TAG: usize = 0;
 const USED: usize = 1;
 
+/// More lines than a run can use, of which there are bytes to address them.
+const MOST_LINES: u64 = 1 << 28;
+
 impl Cache {
     /// An empty cache; of at least one line. Takes 16 bytes of memory a line that is used.
     pub fn new(params: &CacheParams) -> Self {
         let ways = params.ways.max(1);
         let line_bytes = params.line_bytes.max(1);
-        let sets = (params.size_bytes / line_bytes / ways as u64).max(1);
+        let sets = (params.size_bytes / line_bytes).min(MOST_LINES) / ways as u64;
+        let sets = sets.max(1);
         Self {
             sets,
             ways,

@@ -36,7 +36,8 @@ impl Dimension {
             Self::Rate => (1e-3, 1e15),
             Self::Cycles => (0.0, 1e12),
             Self::Power => (0.0, 1e6),
-            Self::Count => (0.0, 1e15),
+            // A model has one of each.
+            Self::Count => (0.0, 1e6),
             Self::Ratio => (0.0, 1e6),
         }
     }
