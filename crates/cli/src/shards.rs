@@ -1,7 +1,6 @@
 //! Results of shards, put together.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use remora_storm::shard::Shard;
@@ -28,6 +27,9 @@ pub fn result(
 pub fn write_file(path: &Path, json: &Value) -> Result<(), Failure> {
     crate::output::write(path, format!("{json}\n").as_bytes())
 }
+
+/// Missing shards that are told one by one.
+const TOLD: usize = 20;
 
 /// Results of one run's shards, and what is wrong with them.
 #[derive(Debug, Default)]
@@ -75,8 +77,12 @@ impl Gathered {
             gathered.figures.push(result["figures"].clone());
         }
         let of = of.unwrap_or(0);
-        let missing = (0..of).filter(|index| !seen.contains_key(index));
-        gathered.problems.extend(missing.map(|index| format!("shard {index}/{of} is missing")));
+        let mut missing = (0..of).filter(|index| !seen.contains_key(index));
+        gathered.problems.extend(missing.by_ref().take(TOLD).map(|index| format!("shard {index}/{of} is missing")));
+        match missing.count() {
+            0 => {}
+            more => gathered.problems.push(format!("and {more} more are missing")),
+        }
         gathered
     }
 
@@ -91,15 +97,18 @@ impl Gathered {
 }
 
 fn parsed(kind: &str, file: &Path) -> Result<(Shard, Value), String> {
-    let text = fs::read_to_string(file).map_err(|e| e.to_string())?;
+    let text = remora_study::records::read_text(file).map_err(|e| e.to_string())?;
     let result: Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
     if result["kind"] != kind {
         let how = if kind == "check" { "--save" } else { "--json" };
         return Err(format!("it is no shard of a {kind}: `remora {kind} minos --shard I/N {how} FILE` writes one"));
     }
+    if result["figures"]["rows"].as_array().is_some_and(|rows| !rows.iter().all(Value::is_object)) {
+        return Err("its rows are no rows".into());
+    }
     let number = |what: &str| result["shard"][what].as_u64();
-    let shard = number("index").zip(number("of")).map(|(index, of)| Shard { index, of });
-    let shard = shard.filter(|shard| shard.index < shard.of).ok_or("it names no shard")?;
+    let shard = number("index").zip(number("of")).and_then(|(index, of)| Shard::new(index, of));
+    let shard = shard.ok_or("it names no shard")?;
     Ok((shard, result))
 }
 
@@ -164,8 +173,19 @@ mod tests {
         let other = file("other", 2, 3, json!(8), None, true);
         told(&[&good[..2], &[other]].concat(), &["is of another run", "shard 2/3 is missing"]);
         let torn = directory.path().join("torn");
-        fs::write(&torn, "{\"kind\": \"sto").expect("written");
-        told(&[&good[..2], &[torn]].concat(), &["is of no use", "shard 2/3 is missing"]);
+        std::fs::write(&torn, "{\"kind\": \"sto").expect("written");
+        told(&[&good[..2], std::slice::from_ref(&torn)].concat(), &["is of no use", "shard 2/3 is missing"]);
+        let crafted = |text: &str| {
+            std::fs::write(&torn, text).expect("written");
+            std::slice::from_ref(&torn)
+        };
+        // More than anyone counts to, and what is no row.
+        let many = r#"{"kind": "storm", "shard": {"index": 0, "of": 18446744073709551615}, "complete": true}"#;
+        told(crafted(many), &["it names no shard"]);
+        let many = r#"{"kind": "storm", "shard": {"index": 0, "of": 65536}, "complete": true}"#;
+        told(crafted(many), &["shard 20/65536 is missing", "and 65515 more are missing"]);
+        let rows = r#"{"kind": "storm", "shard": {"index": 0, "of": 1}, "complete": true, "figures": {"rows": [1]}}"#;
+        told(crafted(rows), &["its rows are no rows"]);
         assert!(Gathered::read("check", &good).verdict().is_err());
         assert!(Gathered::read("storm", &[]).verdict().is_err());
     }

@@ -13,6 +13,14 @@ pub struct Shard {
 }
 
 impl Shard {
+    /// Parts of a run at most.
+    pub const MOST: u64 = 65_536;
+
+    /// One part of so many; `None` if there is no such part.
+    pub fn new(index: u64, of: u64) -> Option<Self> {
+        (index < of && of <= Self::MOST).then_some(Self { index, of })
+    }
+
     /// All of a run.
     pub const WHOLE: Self = Self { index: 0, of: 1 };
 
@@ -38,8 +46,8 @@ impl FromStr for Shard {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let numbers = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
-        let shard = numbers.map(|(index, of)| Self { index, of }).filter(|shard| shard.index < shard.of);
-        shard.ok_or_else(|| "give I/N, the part and how many there are, from 0/N to N-1/N".into())
+        let shard = numbers.and_then(|(index, of)| Self::new(index, of));
+        shard.ok_or_else(|| "give I/N, the part and how many there are, from 0/N to N-1/N, N up to 65536".into())
     }
 }
 
@@ -57,7 +65,7 @@ mod tests {
                 assert_eq!((shard.share(50), shard.to_string().parse()), (own, Ok(shard)));
             }
         }
-        for bad in ["", "1", "2/2", "0/0", "-1/2", "a/b", "1/2/3"] {
+        for bad in ["", "1", "2/2", "0/0", "-1/2", "a/b", "1/2/3", "0/65537"] {
             assert!(bad.parse::<Shard>().is_err(), "{bad}");
         }
     }
