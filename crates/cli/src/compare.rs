@@ -34,6 +34,7 @@ use crate::args;
 use crate::capture::Capture;
 use crate::output::{cannot_write, now_unix_s, write};
 use crate::progress::{Display, detail, stop_flag};
+use crate::quantity::in_memory;
 
 /// How long each probe of the machine runs.
 const PROBE: Duration = Duration::from_millis(120);
@@ -74,6 +75,9 @@ pub fn places_on(args: &args::Compare, platform: &Platform) -> Result<Vec<Placem
         _ => Ok(args.places(&all)),
     }
 }
+
+/// Bytes of a generated record beside its value, at most: its key, and where it lies.
+const RECORD: u64 = 56;
 
 /// Compares, prints the table, writes the reports.
 pub fn run(args: &args::Compare) -> Result<(), Failure> {
@@ -127,7 +131,10 @@ pub fn run(args: &args::Compare) -> Result<(), Failure> {
     }
     let records = match &args.load {
         Some(path) => Records::load(path).map_err(bad_file)?,
-        None => Records::generate(args.records.into(), args.value_bytes as usize, args.seed),
+        None => {
+            in_memory("--records", u64::from(args.records) * (u64::from(args.value_bytes) + RECORD))?;
+            Records::generate(args.records.into(), args.value_bytes as usize, args.seed)
+        }
     };
     let trace = args.trace.as_ref().map(|path| Trace::load(path, &records.index())).transpose().map_err(bad_file)?;
     let (modelled, cut) = match &platform {
@@ -219,10 +226,6 @@ fn bad_file(error: InputError) -> Failure {
 fn page_can_be_written(args: &args::Compare) -> Result<(), Failure> {
     if args.no_html {
         return Ok(());
-    }
-    if args.json.on_stdout() && args.html == Path::new("-") {
-        let why = "figures and page cannot both go to standard output: give --json or --html a file";
-        return Err(Failure::Usage(why.into()));
     }
     writable(&args.html).map_err(|failure| match failure {
         Failure::Failed(why) => Failure::Failed(format!("{why}; --html FILE names another place, --no-html none")),

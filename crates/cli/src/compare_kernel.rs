@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use remora_kernel::{Placement, Status};
 use remora_lab::MeasuredRows;
@@ -28,10 +28,7 @@ use crate::progress::{Display, stop_flag};
 
 /// What `--data` names.
 pub fn data(args: &args::Compare) -> Result<Option<Vec<u8>>, Failure> {
-    let read = |path: &PathBuf| {
-        std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
-    };
-    args.data.as_ref().map(read).transpose()
+    args.data.as_deref().map(kernel_build::read).transpose()
 }
 
 /// Measures and prints.

@@ -276,14 +276,11 @@ fn json(entries: &[DeployedModule]) -> serde_json::Value {
 }
 
 fn call(args: &CallArgs) -> Result<(), Failure> {
-    let read = |path: &PathBuf| {
-        std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
-    };
     if args.payload.is_some() && args.place == Placement::Host {
         return Err(Failure::Usage("a payload goes to the node's NIC: leave out --place host, or --payload".into()));
     }
-    let data = args.data.as_ref().map(read).transpose()?;
-    let payload = args.payload.as_ref().map(read).transpose()?;
+    let data = args.data.as_deref().map(kernel_build::read).transpose()?;
+    let payload = args.payload.as_deref().map(kernel_build::read).transpose()?;
     let mut client = connect(&args.at)?;
     let entry = client.list_kernels()?.into_iter().find(|entry| entry.name == args.name);
     let entry = entry

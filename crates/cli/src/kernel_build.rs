@@ -80,8 +80,9 @@ fn load_as(path: &Path, debugging: bool) -> Result<Vec<u8>, Failure> {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
+/// The bytes of a file that a flag names.
+pub fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    remora_study::records::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
 }
 
 /// Whether the module is a kernel, with more than the default limits: those are for the deployment to set.

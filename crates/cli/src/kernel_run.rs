@@ -1,6 +1,7 @@
 //! `remora kernel run`: a call of a module here, and what it does.
 
 use std::fmt::Write;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -121,11 +122,8 @@ fn one(
 /// Runs and tells.
 pub fn run(args: &KernelRun) -> Result<(), Failure> {
     let module = kernel_build::load_for_debugging(&args.file)?;
-    let read = |path: &PathBuf| {
-        std::fs::read(path).map_err(|e| Failure::Failed(format!("cannot read {}: {e}", path.display())))
-    };
-    let data = args.data.as_ref().map(read).transpose()?;
-    let payload = args.payload.as_ref().map(read).transpose()?.unwrap_or_default();
+    let data = args.data.as_deref().map(kernel_build::read).transpose()?;
+    let payload = args.payload.as_deref().map(kernel_build::read).transpose()?.unwrap_or_default();
     let named = |e: &dyn std::fmt::Display| Failure::Failed(format!("{}: {e}", args.file.display()));
     let tracer = Tracer::new(&module, args.bounds.limits()).map_err(|e| named(&e))?;
     let traced = one(&tracer, &args.args, data.as_deref(), &payload, (args.call, args.trace))?;
@@ -141,7 +139,8 @@ pub fn run(args: &KernelRun) -> Result<(), Failure> {
     }
     summary(&mut text, &traced, args.bounds.fuel);
     if args.raw {
-        eprint!("{text}");
+        // Nobody need read it.
+        let _ = io::stderr().write_all(text.as_bytes());
         to_stdout(&traced.reply)?;
     } else {
         print(&(text + &words(&traced.reply)))?;

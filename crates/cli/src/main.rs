@@ -128,9 +128,8 @@ fn main() -> ExitCode {
     let matches = examples::fitting(Args::command()).try_get_matches();
     let (args, figures) = match matches.and_then(|matches| Ok((Args::from_arg_matches(&matches)?, matches))) {
         Ok((args, matches)) => {
-            if let Some(compare) = matches.subcommand_matches("compare")
-                && let Err(failure) = compare::refuse_idle(compare)
-            {
+            let idle = matches.subcommand_matches("compare").map_or(Ok(()), compare::refuse_idle);
+            if let Err(failure) = idle.and_then(|()| a_file_each(&matches)) {
                 return end(Err(failure));
             }
             (args, figures(&matches))
@@ -199,6 +198,27 @@ fn figures(matches: &ArgMatches) -> Option<PathBuf> {
         Some((_, next)) => figures(next),
         None => matches.try_get_one("json").ok().flatten().filter(|&file| file != "-").cloned(),
     }
+}
+
+/// Fails if two flags name one file, of which the second would take the first one's place.
+fn a_file_each(matches: &ArgMatches) -> Result<(), Failure> {
+    if let Some((_, next)) = matches.subcommand() {
+        return a_file_each(next);
+    }
+    let no_page = matches.try_get_one("no_html").ok().flatten() == Some(&true);
+    let mut files: Vec<(&str, &PathBuf)> = Vec::new();
+    for flag in ["json", "html", "csv", "report", "out", "export", "save", "pcap"] {
+        let file = matches.try_get_one::<PathBuf>(flag).ok().flatten();
+        let Some(file) = file.filter(|file| !(file.starts_with("/dev") || flag == "html" && no_page)) else {
+            continue;
+        };
+        if let Some((other, _)) = files.iter().find(|(_, other)| *other == file) {
+            let file = if file == Path::new("-") { "standard output".into() } else { file.display().to_string() };
+            return Err(Failure::Usage(format!("--{other} and --{flag} both go to {file}: give one another file")));
+        }
+        files.push((flag, file));
+    }
+    Ok(())
 }
 
 /// One line on stderr, and the exit status: 0, 1 for a failure, 2 for wrong usage, 130 as shells have it for SIGINT.

@@ -65,7 +65,7 @@ pub fn run(args: &args::NodeArgs) -> Result<(), Failure> {
         let figures = Arc::downgrade(&node);
         metrics.serve(move || figures.upgrade().map(|node| node.figures().prometheus()))?;
     }
-    node.left_out().iter().for_each(|line| eprintln!("remora: a kernel was left out: {line}"));
+    node.left_out().iter().for_each(|line| drop(writeln!(io::stderr(), "remora: a kernel was left out: {line}")));
 
     let (end, ended) = mpsc::channel();
     let by_signal = end.clone();

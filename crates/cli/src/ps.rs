@@ -8,6 +8,7 @@ use remora_real::presence::{self, DeviceState, Present, bytes};
 use remora_study::format::WIDTH;
 
 use crate::Failure;
+use crate::output::to_stdout;
 use crate::progress::is_quiet;
 
 const EXAMPLES: &str = "\
@@ -30,7 +31,7 @@ pub fn run(ps: &Ps) -> Result<(), Failure> {
     let ask = |all: &[Present]| all.iter().map(|one| one.state().ok()).collect::<Vec<_>>();
     let all = presence::present().map_err(failed)?;
     if all.is_empty() && !is_quiet() {
-        eprintln!("remora: no program of this user has a device on this host");
+        let _ = writeln!(io::stderr(), "remora: no program of this user has a device on this host");
     }
     let (start, mut before) = (Instant::now(), ask(&all));
     let mut after = before.clone();
@@ -42,10 +43,9 @@ pub fn run(ps: &Ps) -> Result<(), Failure> {
     } else {
         before.iter_mut().for_each(|state| *state = None);
     }
-    let mut out = io::stdout().lock();
-    // Whoever reads may have gone away.
-    let _ = write_table(&mut out, &all, &before, &after, seconds);
-    Ok(())
+    let mut out = Vec::new();
+    write_table(&mut out, &all, &before, &after, seconds).map_err(failed)?;
+    to_stdout(&out)
 }
 
 fn write_table(

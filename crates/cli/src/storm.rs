@@ -162,7 +162,7 @@ fn mutants(args: &StormMinos, name: &str) -> Result<(), Failure> {
     let first = args.seed.unwrap_or(1);
     for mutant in chosen {
         let case = |seed| Case::new(seed, args.nodes.into(), args.model, args.deployment, args.carriage);
-        let found = (first..first + args.storms.unwrap_or(MUTANT_STORMS)).find_map(|seed| {
+        let found = (0..args.storms.unwrap_or(MUTANT_STORMS)).map(|n| first.wrapping_add(n)).find_map(|seed| {
             let failure = case(seed).run_mutant(*mutant).failure?;
             matches!(failure, Found::Wrong(_)).then(|| (seed, describe(&failure)))
         });

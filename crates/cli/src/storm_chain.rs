@@ -141,7 +141,7 @@ fn mutants(args: &StormChain, name: &str) -> Result<(), Failure> {
     }
     let first = args.seed.unwrap_or(1);
     for (name, mutation) in chosen {
-        let found = (first..first + MUTANT_STORMS).find_map(|seed| {
+        let found = (0..MUTANT_STORMS).map(|n| first.wrapping_add(n)).find_map(|seed| {
             let report = storm(&ChainCase { seed, nodes: args.nodes.into(), mutation: Some(mutation) });
             let found = |failure: &ChainFailure| !matches!(failure, ChainFailure::Broken(_));
             report.failure.filter(found).map(|failure| (seed, failure))

@@ -99,7 +99,7 @@ fn mutants(args: &StormRack, name: &str) -> Result<(), Failure> {
     }
     let first = args.seed.unwrap_or(1);
     for mutant in chosen {
-        let found = (first..first + MUTANT_STORMS).find_map(|seed| {
+        let found = (0..MUTANT_STORMS).map(|n| first.wrapping_add(n)).find_map(|seed| {
             let failure = storm(&RackCase { seed, seeded: Some(mutant.seeded) }).failure?;
             Some((seed, failure.lines().next().unwrap_or_default().to_string()))
         });

@@ -174,6 +174,14 @@ fn a_full_standard_output_is_a_failure_and_one_that_nobody_reads_is_none() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(run(writer.into()), (Some(0), String::new()));
+    // Nobody need read what is said on standard error.
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("sum.wat"), include_str!("../../../kernels/template.wat")).unwrap();
+    for (args, status) in [(&["kernel", "run", "sum.wat", "--raw"][..], 1), (&["ps", "--interval", "0"], 0)] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let run = command(place.path(), args).stdout(Stdio::null()).stderr(full).status().unwrap();
+        assert_eq!(run.code(), Some(status), "{args:?}");
+    }
     // What goes on for as long as somebody looks ends when nobody does.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -383,7 +391,29 @@ fn mistakes_are_told_in_one_line() {
     fails(path, &["check", "membership", "--nodes", "1"], 2, &["from 2 to 5"]);
     fails(path, &["node", "--listen", "127.0.0.1", "--cores", "4096"], 2, &["--cores 4096", "numbered from 0"]);
     fails(path, &["node", "--listen", "127.0.0.1", "--kernels", "empty"], 2, &["--kernels", "it is no directory"]);
-    fails(path, &["compare", "--json", "--html", "-"], 2, &["cannot both go to standard output"]);
+    fails(path, &["compare", "--json", "--html", "-"], 2, &["both go to standard output"]);
+    for args in [
+        &["compare", "--json", "a.out", "--html", "a.out"][..],
+        &["compare", "--no-html", "--json", "a.out", "--pcap", "a.out"],
+        &["where", "get", "--on", "rambda", "--json", "a.out", "--csv", "a.out"],
+        &["reproduce", "strom", "--json", "a.out", "--report", "a.out"],
+    ] {
+        fails(path, args, 2, &["both go to a.out"]);
+    }
+    fails(path, &["compare", "--no-html", "--records", "100M", "--value-bytes", "60k"], 2, &["--records asks for"]);
+    for args in [
+        &["where", "get", "--on", "/dev/zero"][..],
+        &["kernel", "run", "sum.wat", "--data", "/dev/zero"],
+        &["compare", "--no-html", "--load", "/dev/zero"],
+    ] {
+        let says = if args[0] == "where" { "more than a megabyte" } else { "it is a device" };
+        std::fs::write(path.join("sum.wat"), include_str!("../../../kernels/template.wat")).unwrap();
+        let status = if args[0] == "where" { 2 } else { 1 };
+        fails(path, args, status, &["/dev/zero", says]);
+    }
+    std::fs::write(path.join("token"), vec![b'x'; 65_537]).unwrap();
+    let long = ["kernel", "remove", "x", "--node", "127.0.0.1", "--token", "token"];
+    fails(path, &long, 2, &["more than 65536 bytes are no token"]);
     // What would do nothing is refused, with what it would do something beside.
     for (flag, value) in
         [("--links", "udp"), ("--mtu", "1024"), ("--node", "127.0.0.2"), ("--local", "127.0.0.2"), ("--pcap", "a.pcap")]

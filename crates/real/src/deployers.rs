@@ -1,6 +1,8 @@
 //! Who may deploy modules at a node, and take them away.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 
@@ -65,6 +67,8 @@ pub struct DeployToken(Vec<u8>);
 impl DeployToken {
     /// Bytes that a token has at least.
     pub const MIN: usize = 16;
+    /// Bytes that its file has at most.
+    const MOST: u64 = 64 << 10;
 
     /// A token of these bytes, without white space at their ends.
     pub fn new(bytes: &[u8]) -> Result<Self, Error> {
@@ -79,8 +83,12 @@ impl DeployToken {
     /// The token in a file.
     pub fn read(file: &Path) -> Result<Self, Error> {
         let fail = |e: &dyn fmt::Display| Error::Argument(format!("{}: {e}", file.display()));
-        let bytes = std::fs::read(file).map_err(|e| fail(&e))?;
-        Self::new(&bytes).map_err(|e| fail(&e))
+        let mut bytes = Vec::new();
+        File::open(file).and_then(|file| file.take(Self::MOST + 1).read_to_end(&mut bytes)).map_err(|e| fail(&e))?;
+        match bytes.len() as u64 > Self::MOST {
+            true => Err(fail(&format!("more than {} bytes are no token", Self::MOST))),
+            false => Self::new(&bytes).map_err(|e| fail(&e)),
+        }
     }
 
     /// A proof that who makes the request knows the token. It holds for this request alone, which may be repeated.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::format::{rate, time};
 use crate::measure::{Load, Row};
 use crate::operations::Operation;
-use crate::records::InputError;
+use crate::records::{InputError, read_text};
 use crate::report::{FORMAT, Report};
 
 /// Changes that a table has room for.
@@ -306,7 +306,7 @@ fn figures(report: &Report) -> Vec<(Key, Vec<f64>)> {
 
 fn read(file: &Path) -> Result<Report, InputError> {
     let unfit = |why: String| InputError::Unfit { path: file.into(), why };
-    let text = std::fs::read_to_string(file).map_err(|source| InputError::Read { path: file.into(), source })?;
+    let text = read_text(file).map_err(|source| InputError::Read { path: file.into(), source })?;
     let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| unfit(format!("it is no JSON: {e}")))?;
     let format = value["format"].as_str().unwrap_or("none");
     if format != FORMAT {

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use rand_chacha::ChaCha8Rng;
@@ -15,6 +17,19 @@ pub const MAX_KEY: usize = 1024;
 
 /// Longest value, in bytes: a record with the longest key and its header still fits into one reply.
 pub const MAX_VALUE: usize = 60 << 10;
+
+/// A file's bytes. A device has none that end, and would fill the memory.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    match std::fs::metadata(path)?.file_type().is_char_device() {
+        true => Err(io::Error::other("it is a device: give a file or a pipe")),
+        false => std::fs::read(path),
+    }
+}
+
+/// The same of a text.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is no text in UTF-8"))
+}
 
 /// Records, each a key and a value, in one piece of memory.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +68,7 @@ impl Records {
     /// Reads a file: a line is a key, a tab and a value, which is everything up to the line's end and may hold further
     /// tabs. Lines end with LF or CR LF. Text is UTF-8; a byte order mark at the start is skipped.
     pub fn load(path: &Path) -> Result<Self, InputError> {
-        let bytes = std::fs::read(path).map_err(|source| InputError::Read { path: path.into(), source })?;
+        let bytes = read(path).map_err(|source| InputError::Read { path: path.into(), source })?;
         let mut spans = Vec::new();
         let mut lines = HashMap::new();
         for (number, line) in (1..).zip(lines_of(&bytes)) {
@@ -279,6 +294,8 @@ mod tests {
         assert!(matches!(load(b""), Err(InputError::Empty { .. })));
         let missing = Records::load(Path::new("no/such/file.tsv")).unwrap_err().to_string();
         assert!(missing.starts_with("cannot read no/such/file.tsv: "), "{missing}");
+        let endless = Records::load(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(endless.contains("cannot read /dev/zero: it is a device"), "{endless}");
         let message = load(b"a\tb\nx\n").unwrap_err().to_string();
         assert!(message.ends_with("line 2: there is no tab between key and value: write key<TAB>value"), "{message}");
     }

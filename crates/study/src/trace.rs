@@ -5,7 +5,7 @@ use std::path::Path;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
-use crate::records::{Index, InputError, Problem, Records, check_key, check_text, lines_of};
+use crate::records::{Index, InputError, Problem, Records, check_key, check_text, lines_of, read};
 use crate::workload::{self, Distribution, Picker};
 
 /// One GET of a trace.
@@ -49,7 +49,7 @@ impl Trace {
 
     /// Reads a file of one key on each line. A key that the store does not have is a GET that must find nothing.
     pub fn load(path: &Path, index: &Index<'_>) -> Result<Self, InputError> {
-        let bytes = std::fs::read(path).map_err(|source| InputError::Read { path: path.into(), source })?;
+        let bytes = read(path).map_err(|source| InputError::Read { path: path.into(), source })?;
         let mut trace = Self::default();
         let mut numbers = std::collections::HashMap::new();
         for (number, line) in (1..).zip(lines_of(&bytes)) {

@@ -7,6 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
 use crate::StudyError;
+use crate::records::read_text;
 
 /// Items of a request at most: a call to a NIC carries its parameters in one packet. Longer lists are several requests.
 pub const LONGEST: usize = 960;
@@ -40,8 +41,7 @@ impl Interactions {
     /// Those of a file: a line for each, of a user and an item and whatever else, with tabs or commas between them; a first
     /// line of columns' names, as RecBole's files have it, is left out.
     pub fn read(path: &Path) -> Result<Self, StudyError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| StudyError::Usage(format!("cannot read {}: {e}", path.display())))?;
+        let text = read_text(path).map_err(|e| StudyError::Usage(format!("cannot read {}: {e}", path.display())))?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         Self::parse(&name, &text).map_err(|why| StudyError::Usage(format!("{}: {why}", path.display())))
     }

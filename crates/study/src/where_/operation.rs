@@ -6,6 +6,8 @@ use remora_model::platform::{Dimension, quantity};
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::records::read_text;
+
 /// Operations that come with the program, by their names.
 pub const TEMPLATES: [(&str, &str); 6] = [
     ("btree", include_str!("../../../../studies/where/btree.toml")),
@@ -368,7 +370,7 @@ pub(super) fn text_of(
         let known = templates.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         return Err(OperationError::NotFound { what, name, known });
     }
-    match std::fs::read_to_string(path) {
+    match read_text(path) {
         Ok(text) => Ok((name, text)),
         Err(source) => Err(OperationError::Read { file: name, source }),
     }
