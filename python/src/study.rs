@@ -124,7 +124,14 @@ pub fn compare(
     if links.is_empty() || records == 0 || value_bytes > 61_440 {
         return Err(error::invalid("give at least one link and one record, and values of at most 61440 bytes"));
     }
-    let time = Duration::try_from_secs_f64(seconds).map_err(error::invalid)?;
+    if !(0.001..=60.0).contains(&seconds) {
+        return Err(error::invalid("give from 0.001 to 60 seconds"));
+    }
+    let (memory, machine) = (records.saturating_mul(value_bytes as u64 + 56), Machine::describe().memory_bytes);
+    if memory > machine && machine > 0 {
+        return Err(error::invalid(format!("{memory} bytes of records, and this machine has {machine} bytes of memory")));
+    }
+    let time = Duration::from_secs_f64(seconds);
     let plan = Plan {
         seed,
         distribution: Distribution::Zipfian,
@@ -193,6 +200,9 @@ pub fn r#where(
         "energy" => Goal::Energy,
         other => return Err(error::invalid(format!("by {other:?}: use latency, rate or energy"))),
     };
+    if !(1..=100_000).contains(&points) || simulate > 10_000_000 {
+        return Err(error::invalid("give from 1 to 100000 points, and at most 10000000 operations to simulate"));
+    }
     let link = link.parse().map_err(error::invalid)?;
     let loaded = remora_study::where_::Operation::load(Path::new(operation)).map_err(error::invalid)?;
     let options = WhereOptions { goal, link, points, simulated: simulate, seed, ..WhereOptions::default() };
@@ -285,6 +295,9 @@ pub fn reproduce(
     seed: u64,
     requests: u64,
 ) -> PyResult<Reproduction> {
+    if !(1..=1_000_000).contains(&requests) {
+        return Err(error::invalid("give from 1 to 1000000 requests"));
+    }
     let options = ReproduceOptions { figure, jobs, cache: None, seed };
     py.detach(|| {
         let signals = Signals::default();

@@ -161,6 +161,13 @@ def test_errors_say_what_to_do():
         remora.where("get", on=["moon"])
     with pytest.raises(remora.InvalidArgument, match="no figure 6"):
         remora.reproduce("strom", "6")
+    for wrong in [{"seconds": 1e18}, {"seconds": float("nan")}, {"records": 1 << 60}]:
+        with pytest.raises(remora.InvalidArgument):
+            remora.compare(**wrong)
+    with pytest.raises(remora.InvalidArgument, match="points"):
+        remora.where("get", on=["rambda"], points=1 << 62)
+    with pytest.raises(remora.InvalidArgument, match="requests"):
+        remora.reproduce("minos", requests=1 << 62)
 
 
 def test_figures_are_arrow_tables_without_a_copy():
