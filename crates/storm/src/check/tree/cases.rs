@@ -159,12 +159,12 @@ pub const TREE_CASES: &[TreeCase] = &[
     },
     TreeCase {
         name: "move-scan-up",
-        about: "a scan goes over the border while it moves up and a key is deleted",
+        about: "a key is deleted and a scan goes over the border while it moves up",
         loaded: 6,
         deleted: &[],
         border: Some(35),
         bytes: false,
-        tasks: &[&[Delete(50)], &[Scan(20, 9)], &[Move(55)]],
+        tasks: &[&[Delete(50), Scan(20, 9)], &[Move(55)]],
     },
     TreeCase {
         name: "movers",
