@@ -47,7 +47,7 @@ impl Directory {
     /// Bytes in memory, at a multiple of 8.
     pub const LEN: usize = 64;
     /// Where the border stands.
-    const SPLIT: u64 = 8;
+    pub const SPLIT: u64 = 8;
     /// "RemParts".
     const MAGIC: [u8; 8] = *b"RemParts";
 

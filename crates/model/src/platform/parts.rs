@@ -86,6 +86,6 @@ fn found(file: &str, part: &str) -> Option<(String, String)> {
     // A name and no way: a platform reads nothing from elsewhere.
     let is_name = part.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
     let path = Path::new(file).parent()?.join(format!("{part}.toml"));
-    let text = super::read(&path).ok().filter(|_| is_name)?;
+    let text = is_name.then(|| super::read(&path).ok())??;
     Some((path.display().to_string(), text))
 }

@@ -13,8 +13,8 @@ pub enum TreeOp {
     Delete(u64),
     /// Reads so many keys from one on.
     Scan(u64, u32),
-    /// Moves the border between two parts.
-    Move(u64),
+    /// Moves the border between two parts to a key, by so many leaves at most.
+    Move(u64, u32),
 }
 
 /// A tree with nodes of 256 bytes, and what tasks do to it at once.
@@ -37,6 +37,9 @@ pub struct TreeCase {
 }
 
 use TreeOp::{Delete, Get, Move, Put as Write, Scan};
+
+/// More leaves than a case has.
+const ALL: u32 = 9;
 
 /// All cases. A leaf has room for 13 keys, and is merged below 3; if they are bytes for 9, or for 8 with a fence.
 pub const TREE_CASES: &[TreeCase] = &[
@@ -119,7 +122,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         deleted: &[],
         border: Some(35),
         bytes: false,
-        tasks: &[&[Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
+        tasks: &[&[Write(50, 2, Put::Update)], &[Move(u64::MAX, ALL)]],
     },
     TreeCase {
         name: "move-read",
@@ -128,7 +131,7 @@ pub const TREE_CASES: &[TreeCase] = &[
         deleted: &[],
         border: Some(55),
         bytes: false,
-        tasks: &[&[Scan(20, 9)], &[Move(40)]],
+        tasks: &[&[Scan(20, 9)], &[Move(40, ALL)]],
     },
     TreeCase {
         name: "move-down",
@@ -137,16 +140,16 @@ pub const TREE_CASES: &[TreeCase] = &[
         deleted: &[],
         border: Some(u64::MAX),
         bytes: false,
-        tasks: &[&[Write(45, 1, Put::Insert)], &[Get(45)], &[Move(40)]],
+        tasks: &[&[Write(45, 1, Put::Insert)], &[Get(45)], &[Move(40, ALL)]],
     },
     TreeCase {
         name: "move-up",
-        about: "all keys come to the lower part; one is deleted meanwhile, then another changed",
+        about: "all keys come to the lower part; one is deleted meanwhile, another changed",
         loaded: 6,
         deleted: &[],
         border: Some(35),
         bytes: false,
-        tasks: &[&[Delete(40), Write(50, 2, Put::Update)], &[Move(u64::MAX)]],
+        tasks: &[&[Delete(40)], &[Write(50, 2, Put::Update)], &[Move(u64::MAX, ALL)]],
     },
     TreeCase {
         name: "move-scan",
@@ -155,25 +158,25 @@ pub const TREE_CASES: &[TreeCase] = &[
         deleted: &[],
         border: Some(55),
         bytes: false,
-        tasks: &[&[Write(45, 1, Put::Insert)], &[Scan(20, 9)], &[Move(40)]],
+        tasks: &[&[Write(45, 1, Put::Insert)], &[Scan(20, 9)], &[Move(40, ALL)]],
     },
     TreeCase {
         name: "move-scan-up",
-        about: "a key is deleted and a scan goes over the border while it moves up",
+        about: "a scan goes over the border while it moves up and a key is deleted",
         loaded: 6,
         deleted: &[],
         border: Some(35),
         bytes: false,
-        tasks: &[&[Delete(50), Scan(20, 9)], &[Move(55)]],
+        tasks: &[&[Delete(50)], &[Scan(20, 9)], &[Move(55, ALL)]],
     },
     TreeCase {
         name: "movers",
-        about: "two move the border, one up and one down; a reader is between",
+        about: "two move the border by a leaf, one up and one down",
         loaded: 6,
         deleted: &[],
         border: Some(35),
         bytes: false,
-        tasks: &[&[Move(55)], &[Get(40)], &[Move(15)]],
+        tasks: &[&[Move(55, 1)], &[Move(15, 1)]],
     },
     TreeCase {
         name: "bytes-split-root",

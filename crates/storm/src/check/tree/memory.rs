@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::task::Poll;
 
-use remora_kernel::btree::Head;
+use remora_kernel::btree::{Directory, Head};
 use remora_kernel::{Fault, Immediate, Memory};
 
 use crate::search::Print;
@@ -112,8 +112,19 @@ impl TaskMemory {
         self.seen.set(seen);
     }
 
+    /// Whether the border of an index lies there. Who moves it begins anew with a look at it: of what he saw before only moves
+    /// that he has made matter to what is to come.
+    fn is_border(&self, at: usize) -> bool {
+        at == 2 * self.shared.tree + Directory::SPLIT as usize
+    }
+
     /// It is gone: nothing comes of what it has seen.
     pub fn gone(&self) {
+        self.begun_anew();
+    }
+
+    /// Nothing that it has seen in its operation matters any more.
+    fn begun_anew(&self) {
         self.seen.set(self.began.get());
     }
 
@@ -201,6 +212,11 @@ impl TaskMemory {
         if swaps && self.shared.mutant != Some(TreeMutant::NoLock) {
             self.shared.bytes.borrow_mut()[at..at + 8].copy_from_slice(&new.to_le_bytes());
         }
+        if swaps && self.is_border(at) {
+            let mut began = self.began.get();
+            began.write_u64(new);
+            self.began.set(began);
+        }
         let old = if self.shared.mutant == Some(TreeMutant::Swaps) { expect } else { old };
         self.saw(&old.to_le_bytes());
         old
@@ -229,6 +245,9 @@ impl Memory for TaskMemory {
         let mut start = 0;
         for end in ends(out.len(), self.fine.0) {
             self.step((node && start == 0).then_some(range.start)).await;
+            if self.is_border(range.start) {
+                self.begun_anew();
+            }
             self.load(range.start + start..range.start + end, &mut out[start..end]);
             start = end;
         }

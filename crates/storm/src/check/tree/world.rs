@@ -411,8 +411,8 @@ async fn run(
                 }
                 Err(status) => end = Err(status),
             },
-            TreeOp::Move(target) => {
-                let params = MoveParams { directory: 2 * TREE as u64, key: 1, leaves: 9, target };
+            TreeOp::Move(target, leaves) => {
+                let params = MoveParams { directory: 2 * TREE as u64, key: 1, leaves, target };
                 end = params.run(&*memory).await.map(drop);
             }
         }
