@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags, SocketType, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{Inside, Made, PIECE, Passage, Shared, accept, ended, heard, reset};
+use super::{Inside, Made, PIECE, Passage, Shared, accept, ended, ends_by_reset, heard, reset};
 use crate::messages::say_with;
 use crate::trunk::PORT;
 
@@ -267,12 +267,12 @@ impl Shared {
 
     /// A program's connection goes on.
     pub(super) fn go_on(&self, flow: FlowId, stream: Arc<TcpStream>, before: Before) {
-        // As the gate wants it, whatever the program did. Should this process end, that is not to look like the connection's end.
+        // As the gate wants it, whatever the program did.
         let kernels = SockRef::from(&*before.stream);
         let _ = kernels.set_nonblocking(false);
         let _ = kernels.set_read_timeout(None);
         let _ = kernels.set_write_timeout(None);
-        let _ = kernels.set_linger(Some(Duration::ZERO));
+        ends_by_reset(&*before.stream);
         let passage = Passage { stream: Some(stream), before: Some(before), ..Passage::default() };
         let mut inside = self.inside.lock();
         inside.passages.insert(flow, passage);
@@ -393,4 +393,36 @@ fn pair(six: bool) -> io::Result<Option<(TcpStream, Socket)>> {
     let own = theirs.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
     let ours = accept(&listener, SocketAddr::new(own.ip().to_canonical(), own.port()));
     Ok(ours.map(|ours| (ours, theirs)))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::RecvFlags;
+
+    use super::*;
+    use crate::messages::hear_with;
+
+    fn asking() -> (OwnedFd, OwnedFd) {
+        let (family, kind) = (net::AddressFamily::UNIX, SocketType::SEQPACKET);
+        net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    fn connected(at: SocketAddr) -> [TcpStream; 2] {
+        let listener = TcpListener::bind(at).unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0]
+    }
+
+    /// The gate may die, or give a program up, after that one has a connection to it.
+    #[test]
+    fn a_connection_that_a_gate_never_has_is_no_end() {
+        let (asker, program) = asking();
+        let [held, _other] = connected(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let gate = std::thread::spawn(move || let_go(&asker, &held).is_none());
+        let (_, file) = hear_with(&program, &mut [0; 128], RecvFlags::empty()).unwrap();
+        drop(program);
+        assert!(gate.join().unwrap());
+        let heard = TcpStream::from(file.unwrap()).read(&mut [0]).unwrap_err();
+        assert_eq!(heard.kind(), io::ErrorKind::ConnectionReset);
+    }
 }
