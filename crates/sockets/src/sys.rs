@@ -402,9 +402,11 @@ pub fn thread_id() -> u64 {
     id
 }
 
-/// Whether a thread of this number may hold what this process holds or shares with others since a fork.
+/// Whether a thread of this number may hold what this process holds or shares with others since a fork. One whose process has
+/// ended does not, whether its parent has asked or not.
 pub fn thread_lives(id: u64) -> bool {
     let found = || match SHARES.load(Ordering::Acquire) {
+        true if has_ended(id as u32) => -c_long::from(libc::ESRCH),
         true => call!(SYS_tkill, id as c_int, 0),
         // A peer says what it likes in memory that it has, too: no thread of another process has a lock of this one's.
         // A child that shares its memory until it is another program has a number of its own.
@@ -434,10 +436,12 @@ pub fn know_process() {
 
 /// Whether such a process has ended, whether its parent has asked or not. What cannot be found out lives.
 pub fn is_dead(process: u64) -> bool {
-    if is_sealed() || process >> 32 == 0 || process >> 32 != self::process() >> 32 {
-        return false;
-    }
-    match call!(SYS_pidfd_open, process as u32, 0) {
+    !is_sealed() && process >> 32 != 0 && process >> 32 == self::process() >> 32 && has_ended(process as u32)
+}
+
+/// The same of a process by its number alone.
+fn has_ended(process: u32) -> bool {
+    match call!(SYS_pidfd_open, process, 0) {
         fd @ 0.. => {
             let dead = poll(&mut [libc::pollfd { fd: fd as c_int, events: libc::POLLIN, revents: 0 }], 0) > 0;
             call!(SYS_close, fd);

@@ -2146,6 +2146,25 @@ def check_polls_late():
             b.close()
 
 
+def check_killed_amid_sends():
+    """A child that is killed amid a send, of whose end nobody has asked yet, keeps nobody from sending."""
+    for n in range(40):
+        a, b = busy_pair()
+        pid = forked(lambda: [a.sendall(bytes(1 << 19)) for _ in iter(int, 1)])
+        t = threading.Thread(target=lambda: [None for _ in iter(lambda: b.recv(1 << 20), b"")], daemon=True)
+        t.start()
+        time.sleep(0.01 + n * 0.0007)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        signal.alarm(10)
+        a.sendall(b"x")
+        signal.alarm(0)
+        os.waitpid(pid, 0)
+        a.shutdown(socket.SHUT_WR)
+        t.join(5)
+        assert not t.is_alive(), n
+
+
 for name, check in sorted(globals().items()):
     if name.startswith("check_") and (len(sys.argv) < 2 or sys.argv[1] == "all" or name in sys.argv[1].split(",")):
         start = time.time()
