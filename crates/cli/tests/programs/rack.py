@@ -2146,6 +2146,30 @@ def check_polls_late():
             b.close()
 
 
+def check_end_amid_waits():
+    """Who waits for room hears that another thread has ended the direction."""
+    for how in ("send", "poll", "select", "epoll"):
+        a, b = busy_pair()
+        wait, told = waits_of(a, select.POLLOUT)[how] if how != "send" else None, []
+        a.setblocking(False)
+        full(a)
+        a.setblocking(True)
+
+        def waits():
+            if wait:
+                told.append(bool(wait(10)))
+            fails(errno.EPIPE, a.sendall, b"x")
+            told.append("pipe")
+
+        t = threading.Thread(target=waits, daemon=True)
+        t.start()
+        time.sleep(0.1)
+        assert not told
+        a.shutdown(socket.SHUT_WR)
+        t.join(5)
+        assert told == ([True] if wait else []) + ["pipe"], (how, told)
+
+
 def check_killed_amid_sends():
     """A child that is killed amid a send, of whose end nobody has asked yet, keeps nobody from sending."""
     for n in range(40):
