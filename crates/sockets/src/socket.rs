@@ -148,6 +148,17 @@ impl Socket {
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
     }
 
+    /// Its connection is no more, and the next one it has is the kernel's.
+    pub fn leave_rings(&self) {
+        let known = self.endpoint.lock().take();
+        // Who is in a call looks at the rings until that ends.
+        known.into_iter().for_each(|endpoint| rack::detach(endpoint, false));
+        self.state.store(state::NEVER, Ordering::Release);
+        for flag in [&self.no_kernel_tx, &self.no_kernel_rx, &self.kernel_sends, &self.deaf, &self.blocked] {
+            flag.store(false, Ordering::SeqCst);
+        }
+    }
+
     /// Begins a call that sends by the kernel. None if the ring is the way by now.
     pub fn enter_kernel_tx(&self) -> Option<Entered<'_>> {
         enter(&self.kernel_tx, &self.no_kernel_tx, || self.link().is_some_and(|link| link.own(Word::Switched) != 0))

@@ -2189,6 +2189,34 @@ def check_killed_amid_sends():
         assert not t.is_alive(), n
 
 
+def check_connected_again():
+    """A socket that is connected to nothing, and then to somebody else."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    for taken_out in (None, False, True):
+        a, b = busy_pair()
+        level = select.epoll()
+        if taken_out is not None:
+            level.register(a, select.EPOLLIN)
+        if taken_out:
+            level.unregister(a)
+        assert libc.connect(a.fileno(), struct.pack("H14x", socket.AF_UNSPEC), 16) == 0
+        fails(errno.ECONNRESET, b.recv, 1)
+        begin = time.process_time()
+        assert not [told for _, told in level.poll(0.3) if not told & select.EPOLLHUP]
+        assert time.process_time() - begin < 0.1, "it works while it waits"
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            a.connect(listener.getsockname())
+            c, _ = listener.accept()
+        warm(a, c, 60)
+        c.sendall(b"more")
+        assert bool(level.poll(0.1)) == (taken_out is False) and exactly(a, 4) == b"more"
+        c.close()
+        assert a.recv(1) == b""
+
+
 for name, check in sorted(globals().items()):
     if name.startswith("check_") and (len(sys.argv) < 2 or sys.argv[1] == "all" or name in sys.argv[1].split(",")):
         start = time.time()

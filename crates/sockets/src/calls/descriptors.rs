@@ -27,7 +27,9 @@ c_functions! {
         let plain = |address, len| plain!(connect: fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
         let Some(used) = socket::find(fd) else { return plain(address, len) };
         // SAFETY: the program's address.
-        let Some(to) = (unsafe { gate::address(address, len) }) else { return plain(address, len) };
+        let Some(to) = (unsafe { gate::address(address, len) }) else {
+            return disconnected(&used, || plain(address, len));
+        };
         match gate::reach(&used, fd, to) {
             gate::Reach::Kernel => plain(address, len),
             gate::Reach::Failed(errno) => result(-(errno as isize)) as c_int,
@@ -267,6 +269,24 @@ fn accepted(listener: c_int, new: c_int) {
             gate::accepted(&used, new);
         }
     }
+}
+
+/// A `connect` to no address of the internet's. If it is to none at all, there is no connection any more, and the next one that the
+/// socket has is the kernel's.
+fn disconnected(socket: &Socket, plain: impl FnOnce() -> c_int) -> c_int {
+    let Some(link) = socket.link() else { return plain() };
+    let before = link.own(Word::Resets);
+    link.set_own(Word::Resets, 1);
+    let done = plain();
+    match done {
+        0 => {
+            link.part(sys::process());
+            socket.leave_rings();
+            epoll::left(socket);
+        }
+        _ => link.set_own(Word::Resets, before),
+    }
+    done
 }
 
 /// The room that a program has for an address.
