@@ -2217,6 +2217,40 @@ def check_connected_again():
         assert a.recv(1) == b""
 
 
+def check_exec_closes():
+    """What is to be closed when another program begins is, however that was said; a copy of which it was not said stays."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    a, b = pair()
+    b.set_inheritable(True)
+    make_busy(a, b)
+
+    def sleeper():
+        a.close()
+        assert libc.close_range(b.fileno(), b.fileno(), 4) == 0
+        os.execv("/bin/sleep", ["sleep", "30"])
+
+    pid = forked(sleeper)
+    b.close()
+    a.settimeout(10)
+    assert a.recv(1) == b""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    a, b = busy_pair()
+
+    def copier():
+        a.close()
+        os.dup2(b.fileno(), 7)
+        os.execvp("sh", ["sh", "-c", "exec cat <&7 >&7"])
+
+    pid = forked(copier)
+    b.close()
+    echoed(a)
+    a.close()
+    ended(pid)
+    eventually(lambda: not relays())
+
+
 for name, check in sorted(globals().items()):
     if name.startswith("check_") and (len(sys.argv) < 2 or sys.argv[1] == "all" or name in sys.argv[1].split(",")):
         start = time.time()

@@ -327,7 +327,11 @@ fn copied(fd: c_int, new: c_int) -> c_int {
     if new < 0 {
         return new;
     }
-    if socket::find(fd).is_some_and(|used| used.link().is_some() && handover::is_own(&used, new)) {
+    if let Some(used) = socket::find(fd)
+        && used.link().is_some()
+        && handover::is_own(&used, new)
+    {
+        handover::may_stay(&used, new);
         sys::close_on_exec(new);
     }
     if !start::is_borrowed() {
@@ -389,6 +393,14 @@ pub fn close_by(fd: c_int, plain: impl FnOnce() -> c_int) -> c_int {
 /// `close_range`, of which `plain` does the ranges between this library's own.
 pub fn close_range_by(first: c_uint, last: c_uint, flags: c_int, plain: impl Fn(c_uint, c_uint) -> c_int) -> c_int {
     const UNSHARE: c_int = 2;
+    const CLOEXEC: c_int = 4;
+    if flags & CLOEXEC != 0 {
+        let done = plain(first, last);
+        let within = |fd: &c_int| (first..=last).contains(&(*fd as c_uint));
+        let fds = socket::descriptors().map(|(fd, _)| fd).filter(within);
+        fds.filter(|_| done == 0).for_each(|fd| handover::said(fd, false));
+        return done;
+    }
     // What the kernel refuses it says.
     if flags & !UNSHARE != 0 || last < first || start::is_borrowed() {
         return plain(first, last);
