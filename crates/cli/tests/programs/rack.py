@@ -2146,6 +2146,23 @@ def check_polls_late():
             b.close()
 
 
+def check_counted():
+    """How many bytes there are to read, while their way changes."""
+    unread = lambda s: struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
+    for _ in range(20):
+        a, b = pair()
+        a.sendall(bytes(4000))
+        eventually(lambda: unread(b) == 4000)
+        for n in range(40):
+            assert b.recv(1, socket.MSG_PEEK) == bytes(1)
+            fails(errno.EAGAIN, a.recv, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            time.sleep(0.0001)
+            assert unread(b) == 4000, (n, unread(b))
+        a.sendall(bytes(10))
+        eventually(lambda: unread(b) == 4010)
+        assert len(exactly(b, unread(b))) == 4010
+
+
 def check_end_amid_waits():
     """Who waits for room hears that another thread has ended the direction."""
     for how in ("send", "poll", "select", "epoll"):

@@ -141,6 +141,13 @@ c_functions! {
             }
         }
         let done = plain!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument);
+        if done == 0 && request == libc::FIONREAD as c_ulong && !argument.is_null()
+            && let Some(used) = socket::find(fd)
+            && let Some(link) = used.link()
+        {
+            // SAFETY: where the kernel has just written the number.
+            unsafe { argument.write_unaligned(stream::unread_before(link, argument.read_unaligned().max(0) as usize) as c_int) };
+        }
         if done == 0 && (request == libc::FIOCLEX as c_ulong || request == libc::FIONCLEX as c_ulong) {
             handover::said(fd, request == libc::FIONCLEX as c_ulong);
         }
