@@ -2163,6 +2163,23 @@ def check_counted():
         assert len(exactly(b, unread(b))) == 4010
 
 
+def check_deaf_ends():
+    """Who wants to hear no more is told of that by all means, and why the connection was reset."""
+    a, b = busy_pair()
+    level = select.epoll()
+    level.register(b, select.EPOLLIN | select.EPOLLRDHUP)
+    b.shutdown(socket.SHUT_RD)
+    for _ in range(40):
+        assert dict(level.poll(1))[b.fileno()] == select.EPOLLIN | select.EPOLLRDHUP
+    a, b = busy_pair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    a.close()
+    eventually(lambda: waits_of(b)["poll"](0))
+    fails(errno.ENOTCONN, b.shutdown, socket.SHUT_RDWR)
+    fails(errno.ECONNRESET, b.recv, 1)
+    assert b.recv(1) == b""
+
+
 def check_end_amid_waits():
     """Who waits for room hears that another thread has ended the direction."""
     for how in ("send", "poll", "select", "epoll"):

@@ -71,7 +71,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             Err(e) => e,
         };
         if result != AGAIN || socket.deaf.load(Ordering::Relaxed) {
-            let result = if result == AGAIN { 0 } else { result };
+            let result = if result == AGAIN { end(link, link.own(Word::Eof)) } else { result };
             return Some(if got > 0 { got as isize } else { result });
         }
         if link.peer(Word::Drained) != 0 {
