@@ -210,10 +210,19 @@ pub fn set_int(fd: c_int, level: c_int, name: c_int, value: c_int) {
 
 /// Closing sends a reset, as the kernel does when data were not read.
 pub fn reset_on_close(fd: c_int) {
+    linger(fd, 1);
+}
+
+/// It does not.
+pub fn end_on_close(fd: c_int) {
+    linger(fd, 0);
+}
+
+fn linger(fd: c_int, l_onoff: c_int) {
     if is_sealed() {
         return;
     }
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let linger = libc::linger { l_onoff, l_linger: 0 };
     call!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, size_of::<libc::linger>());
 }
 

@@ -1430,6 +1430,18 @@ def check_endings():
             assert not waits_of(b, 0)["poll"](0) and not any(told & select.EPOLLHUP for _, told in waits_of(b, 0)["epoll"](0))
             b.shutdown(half)
         assert waits_of(b, 0)["poll"](1)[0][1] & select.POLLHUP and waits_of(b, 0)["epoll"](1)[0][1] & select.EPOLLHUP
+    # Once both have ended there is nothing to reset, whatever was not read.
+    for linger in (False, True):
+        a, b = busy_pair()
+        a.sendall(b"unread")
+        a.shutdown(socket.SHUT_WR)
+        b.shutdown(socket.SHUT_WR)
+        assert a.recv(1) == b""
+        if linger:
+            b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        b.close()
+        time.sleep(0.01)
+        assert not waits_of(a)["poll"](0)[0][1] & select.POLLERR and a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
     # Why it ended is told once, to whoever asks first.
     for first in ("option", "read"):
         a, b = busy_pair()
@@ -1455,6 +1467,12 @@ def check_endings():
         return got if got >= 0 else -ctypes.get_errno()
 
     assert nothing() == -errno.EAGAIN and os.read(b.fileno(), 0) == b""
+    for rounds in range(12):
+        x, y = pair()
+        warm(x, y, rounds)
+        y.setblocking(False)
+        for _ in range(3):
+            assert os.read(y.fileno(), 0) == b"" and nothing() == -errno.EAGAIN, rounds
     later(a.sendall, b"more")
     assert nothing(0) == 0 and nothing() == 0 and exactly(b, 4) == b"more" and nothing() == -errno.EAGAIN
     a.shutdown(socket.SHUT_WR)

@@ -141,12 +141,16 @@ c_functions! {
             }
         }
         let done = plain!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument);
-        if done == 0 && request == libc::FIONREAD as c_ulong && !argument.is_null()
+        if done == 0
+            && request == libc::FIONREAD as c_ulong
+            && !argument.is_null()
             && let Some(used) = socket::find(fd)
             && let Some(link) = used.link()
         {
             // SAFETY: where the kernel has just written the number.
-            unsafe { argument.write_unaligned(stream::unread_before(link, argument.read_unaligned().max(0) as usize) as c_int) };
+            let kernels = unsafe { argument.read_unaligned() }.max(0) as usize;
+            // SAFETY: as above.
+            unsafe { argument.write_unaligned(stream::unread_before(link, kernels) as c_int) };
         }
         if done == 0 && (request == libc::FIOCLEX as c_ulong || request == libc::FIONCLEX as c_ulong) {
             handover::said(fd, request == libc::FIONCLEX as c_ulong);
@@ -450,7 +454,11 @@ fn last_closing(socket: &Socket, fd: c_int) {
     let unread = link.readable() != Ok(0) || (!drained && sys::unread(fd));
     // Bells that nobody heard are no data: the kernel would answer them with a reset.
     stream::silence(socket, link, fd);
-    if unread {
+    let is_over = link.own(Word::Fin) != 0 && link.peer(Word::Fin) != 0;
+    if is_over {
+        // There is nothing left to reset, though the kernel knows of no end.
+        sys::end_on_close(fd);
+    } else if unread {
         sys::reset_on_close(fd);
     } else if link.own(Word::Switched) != 0 && !sys::resets_on_close(fd) {
         // Of a reset the kernel tells.
