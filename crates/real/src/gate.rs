@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -284,6 +284,7 @@ impl Shared {
             SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         };
         let socket = Socket::new(Domain::for_address(to), Type::STREAM.cloexec(), Some(Protocol::TCP))?;
+        ends_by_reset(&socket);
         socket.bind(&SocketAddr::new(source, 0).into())?;
         let own = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
         self.inside.lock().origins.insert(own, from);
@@ -434,8 +435,6 @@ impl Shared {
     fn carry(self: &Arc<Self>, (flow, stream, before): Made, own: Option<SocketAddr>) {
         self.made.fetch_add(1, Ordering::Relaxed);
         let _ = stream.set_nodelay(true);
-        // Should this process end amid the bytes, that is not to look like their end.
-        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         let stream = Arc::new(stream);
         match before {
             None => {
@@ -604,6 +603,12 @@ fn reset(stream: &TcpStream) {
     }
 }
 
+/// Should this process end, or never have what goes by a connection, that is not to look like the end of its bytes. What has come to
+/// its end is told otherwise.
+fn ends_by_reset(stream: impl AsFd) {
+    let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+}
+
 /// Takes the connection that comes from this address.
 fn accept(listener: &TcpListener, from: SocketAddr) -> Option<TcpStream> {
     let end = Instant::now() + MAKING;
@@ -611,6 +616,7 @@ fn accept(listener: &TcpListener, from: SocketAddr) -> Option<TcpStream> {
     loop {
         match listener.accept() {
             Ok((stream, peer)) if peer == from => {
+                ends_by_reset(&stream);
                 stream.set_nonblocking(false).ok()?;
                 return Some(stream);
             }

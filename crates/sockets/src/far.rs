@@ -186,9 +186,10 @@ fn take_place(socket: &'static Socket, fd: c_int, gate: &Own, new: &OwnedFd) -> 
     *socket.names.lock() = Some(names);
     socket.far.store(false, Ordering::Relaxed);
     let _ = socket.state.compare_exchange(state::WAITING, state::PLAIN, Ordering::AcqRel, Ordering::Acquire);
-    let known = known.take();
-    drop((sleepers, watched, touch, stopped, still));
-    known.into_iter().for_each(|endpoint| rack::detach(endpoint, true));
+    let endpoint = known.take();
+    // Who has the daemon's lock may wait for these.
+    drop((sleepers, watched, touch, stopped, still, known));
+    endpoint.into_iter().for_each(|endpoint| rack::detach(endpoint, true));
     Some(())
 }
 
@@ -212,9 +213,56 @@ pub fn copied(fd: c_int, new: c_int) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::IntoRawFd;
+    use std::time::{Duration, Instant};
+
+    use remora_rack::{Endpoint, Key};
+    use rustix::net;
+
     use super::*;
 
     const MILLISECOND: u64 = 1_000_000;
+
+    /// A thread that forks has the daemon's lock, and waits for those of all sockets.
+    #[test]
+    fn who_moves_keeps_nobody_from_a_fork() {
+        let connected = || {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            [TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0]
+        };
+        let ([program, _peer], [new, _gate]) = (connected(), connected());
+        let ends = (program.local_addr().unwrap(), program.peer_addr().unwrap());
+        let fd = program.into_raw_fd();
+        socket::add(fd);
+        let socket = socket::find(fd).unwrap().address();
+        socket.state.store(state::WAITING, Ordering::SeqCst);
+        let (key, end) = Key::new(1, ends.0, ends.1);
+        *socket.endpoint.lock() = Some(Endpoint { key, end, cookie: 7 });
+        let (family, kind) = (net::AddressFamily::UNIX, net::SocketType::SEQPACKET);
+        let (gate, _hears) = net::socketpair(family, kind, net::SocketFlags::CLOEXEC, None).unwrap();
+        let (gate, new) = (Own::new(gate), OwnedFd::from(new));
+        rack::hold();
+        std::thread::scope(|scope| {
+            let mover = scope.spawn(|| take_place(socket, fd, &gate, &new));
+            while socket.state() != state::PLAIN && !mover.is_finished() {
+                std::thread::yield_now();
+            }
+            let forks = scope.spawn(|| {
+                socket.hold();
+                socket.release();
+            });
+            let end = Instant::now() + Duration::from_secs(5);
+            while !forks.is_finished() && Instant::now() < end {
+                std::thread::yield_now();
+            }
+            let goes_on = forks.is_finished();
+            rack::release();
+            assert!(mover.join().unwrap().is_some() && goes_on);
+        });
+        socket::remove(fd, |_| ());
+        sys::call!(SYS_close, fd);
+    }
 
     /// After how many messages of a size there and an answer of a size back, at such a pace, the gate is asked.
     fn asked(sizes: (u64, u64), pace: u64, most: usize) -> Option<usize> {

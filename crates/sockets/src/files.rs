@@ -7,7 +7,6 @@ use remora_preload::set_errno;
 
 use crate::calls::{c_functions, plain, transmit};
 use crate::far::Way;
-use crate::link::Word;
 use crate::socket::{self, Socket};
 use crate::stream::{self, Parts};
 use crate::{far, signals, sys};
@@ -18,11 +17,11 @@ const KNOWN: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLI
 const PIECE: usize = 64 << 10;
 
 fn has_rings(fd: c_int) -> bool {
-    socket::find(fd).is_some_and(|socket| socket.link().is_some_and(|link| link.own(Word::Switched) != 0))
+    socket::find(fd).is_some_and(|socket| socket.sends_by_ring())
 }
 
 fn reads_rings(fd: c_int) -> bool {
-    socket::find(fd).is_some_and(|socket| socket.link().is_some_and(|link| link.peer(Word::Ready) != 0))
+    socket::find(fd).is_some_and(|socket| socket.looks_at_ring())
 }
 
 fn part(bytes: &[u8]) -> [iovec; 1] {

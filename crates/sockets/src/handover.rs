@@ -61,6 +61,13 @@ pub fn said(fd: c_int, stays: bool) {
     }
 }
 
+/// A new descriptor of a socket with rings: the next program has it, unless that is said of it.
+pub fn may_stay(socket: &Socket, new: c_int) {
+    if !start::is_borrowed() && !socket.stays() && !sys::closes_on_exec(new) {
+        socket.stays.store(stays::UNSAID, Ordering::Relaxed);
+    }
+}
+
 /// Whether a descriptor leads to the socket in the kernel, too: in a child that borrows this memory it may not.
 pub fn is_own(socket: &Socket, fd: c_int) -> bool {
     sys::cookie(fd) == Some(socket.cookie.load(Ordering::Relaxed))

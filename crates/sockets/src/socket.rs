@@ -60,6 +60,9 @@ pub struct Socket {
     /// No new ones may begin.
     pub no_kernel_tx: AtomicBool,
     pub no_kernel_rx: AtomicBool,
+    /// This process has seen to it that sending, and receiving, are no longer the kernel's: a peer cannot take that back.
+    pub sends_by_ring: AtomicBool,
+    pub looks_at_ring: AtomicBool,
     /// Both directions are as they will stay.
     pub settled: AtomicBool,
     /// One thread at a time sees to that.
@@ -148,14 +151,37 @@ impl Socket {
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
     }
 
+    /// Its connection is no more, and the next one it has is the kernel's.
+    pub fn leave_rings(&self) {
+        let known = self.endpoint.lock().take();
+        // Who is in a call looks at the rings until that ends.
+        known.into_iter().for_each(|endpoint| rack::detach(endpoint, false));
+        self.state.store(state::NEVER, Ordering::Release);
+        for flag in [&self.no_kernel_tx, &self.no_kernel_rx, &self.kernel_sends, &self.deaf, &self.blocked] {
+            flag.store(false, Ordering::SeqCst);
+        }
+    }
+
     /// Begins a call that sends by the kernel. None if the ring is the way by now.
     pub fn enter_kernel_tx(&self) -> Option<Entered<'_>> {
-        enter(&self.kernel_tx, &self.no_kernel_tx, || self.link().is_some_and(|link| link.own(Word::Switched) != 0))
+        enter(&self.kernel_tx, &self.no_kernel_tx, || self.sends_by_ring())
     }
 
     /// Begins a call that receives from the kernel. None if the receiver is to look at both by now.
     pub fn enter_kernel_rx(&self) -> Option<Entered<'_>> {
-        enter(&self.kernel_rx, &self.no_kernel_rx, || self.link().is_some_and(|link| link.peer(Word::Ready) != 0))
+        enter(&self.kernel_rx, &self.no_kernel_rx, || self.looks_at_ring())
+    }
+
+    /// Whether what is sent goes by the ring.
+    pub fn sends_by_ring(&self) -> bool {
+        let seen = || self.sends_by_ring.load(Ordering::Acquire);
+        self.link().is_some_and(|link| link.own(Word::Switched) != 0 || seen())
+    }
+
+    /// Whether who receives looks at both, the kernel's and the ring's.
+    pub fn looks_at_ring(&self) -> bool {
+        let seen = || self.looks_at_ring.load(Ordering::Acquire);
+        self.link().is_some_and(|link| link.peer(Word::Ready) != 0 || seen())
     }
 
     /// A descriptor that leads here: this one if it does, else another one.
@@ -493,6 +519,8 @@ impl Socket {
         for flag in [
             &self.no_kernel_tx,
             &self.no_kernel_rx,
+            &self.sends_by_ring,
+            &self.looks_at_ring,
             &self.settled,
             &self.kernel_sends,
             &self.deaf,

@@ -140,12 +140,17 @@ pub fn futex_wait(address: u64, value: u32, until: u64, again: bool) -> isize {
     let (second, rest) = ((until / 1_000_000_000) as i64, (until % 1_000_000_000) as i64);
     let time = libc::timespec { tv_sec: second, tv_nsec: rest };
     let (time, clock) = (&raw const time, libc::CLOCK_MONOTONIC);
+    let older = || {
+        let (op, all) = (libc::FUTEX_WAIT_BITSET, u32::MAX);
+        call!(SYS_futex, address, op, value, time, 0usize, all) as isize
+    };
     let result = signals::waiting(again, || match again {
-        true => call!(SYS_futex_waitv, &raw const waited, 1usize, 0usize, time, clock) as isize,
-        false => {
-            let (op, all) = (libc::FUTEX_WAIT_BITSET, u32::MAX);
-            call!(SYS_futex, address, op, value, time, 0usize, all) as isize
-        }
+        true => match call!(SYS_futex_waitv, &raw const waited, 1usize, 0usize, time, clock) as isize {
+            // Before Linux 5.16, or kept from this process.
+            error if matches!(-error as c_int, libc::ENOSYS | libc::EPERM) => older(),
+            done => done,
+        },
+        false => older(),
     });
     // Not these bits any more: as if it had been woken.
     if result == -(libc::EAGAIN as isize) { 0 } else { result.min(0) }
@@ -205,10 +210,19 @@ pub fn set_int(fd: c_int, level: c_int, name: c_int, value: c_int) {
 
 /// Closing sends a reset, as the kernel does when data were not read.
 pub fn reset_on_close(fd: c_int) {
+    linger(fd, 1);
+}
+
+/// It does not.
+pub fn end_on_close(fd: c_int) {
+    linger(fd, 0);
+}
+
+fn linger(fd: c_int, l_onoff: c_int) {
     if is_sealed() {
         return;
     }
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let linger = libc::linger { l_onoff, l_linger: 0 };
     call!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, size_of::<libc::linger>());
 }
 
@@ -397,9 +411,11 @@ pub fn thread_id() -> u64 {
     id
 }
 
-/// Whether a thread of this number may hold what this process holds or shares with others since a fork.
+/// Whether a thread of this number may hold what this process holds or shares with others since a fork. One whose process has
+/// ended does not, whether its parent has asked or not.
 pub fn thread_lives(id: u64) -> bool {
     let found = || match SHARES.load(Ordering::Acquire) {
+        true if has_ended(id as u32) => -c_long::from(libc::ESRCH),
         true => call!(SYS_tkill, id as c_int, 0),
         // A peer says what it likes in memory that it has, too: no thread of another process has a lock of this one's.
         // A child that shares its memory until it is another program has a number of its own.
@@ -429,10 +445,12 @@ pub fn know_process() {
 
 /// Whether such a process has ended, whether its parent has asked or not. What cannot be found out lives.
 pub fn is_dead(process: u64) -> bool {
-    if is_sealed() || process >> 32 == 0 || process >> 32 != self::process() >> 32 {
-        return false;
-    }
-    match call!(SYS_pidfd_open, process as u32, 0) {
+    !is_sealed() && process >> 32 != 0 && process >> 32 == self::process() >> 32 && has_ended(process as u32)
+}
+
+/// The same of a process by its number alone.
+fn has_ended(process: u32) -> bool {
+    match call!(SYS_pidfd_open, process, 0) {
         fd @ 0.. => {
             let dead = poll(&mut [libc::pollfd { fd: fd as c_int, events: libc::POLLIN, revents: 0 }], 0) > 0;
             call!(SYS_close, fd);
@@ -477,5 +495,36 @@ fn inode(path: &CStr) -> u64 {
     match call!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), &raw mut found, 0) {
         0 => found.st_ino,
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From here on this thread has no such call, as before Linux 5.16.
+    fn take_away(number: c_long) {
+        let line = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+        let lines = [
+            line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+            line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number as u32),
+            line(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+            line(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_ptr().cast_mut() };
+        assert_eq!(call!(SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1usize, 0usize, 0usize, 0usize), 0);
+        assert_eq!(call!(SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0usize, &raw const program), 0);
+    }
+
+    #[test]
+    fn who_sleeps_without_the_newer_call_sleeps_too() {
+        const WHILE: u64 = 20_000_000;
+        let sleeps = std::thread::spawn(|| {
+            take_away(libc::SYS_futex_waitv);
+            let begin = now();
+            assert_eq!(sleep_until(begin + WHILE, true), 0);
+            now() - begin
+        });
+        assert!(sleeps.join().unwrap() >= WHILE);
     }
 }

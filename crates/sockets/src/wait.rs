@@ -12,7 +12,8 @@ use crate::{epoll, signals, spin, stream, sys};
 /// How long to sleep where a bell may not be heard, nanoseconds.
 pub const NAP: u64 = 1_000_000;
 
-/// How long where another process has the connection as well, and may take a bell that it has no use for, nanoseconds.
+/// How long where another process has the connection as well, and may take a bell that it has no use for, or another thread may end
+/// the direction in which there is no room, nanoseconds.
 pub const SHARED: u64 = 100_000_000;
 
 const IN: i16 = POLLIN | POLLRDNORM;
@@ -66,6 +67,16 @@ impl Ringed {
         true
     }
 
+    /// Another process has it, too.
+    fn is_shared(&self) -> bool {
+        self.used.link().is_some_and(Link::is_shared)
+    }
+
+    /// Waits for room.
+    fn lacks_room(&self, asked: &pollfd) -> bool {
+        asked.events & OUT != 0 && self.used.link().is_some_and(|link| !stream::has_room(link))
+    }
+
     /// What the kernel has said, without what only the rings know. Takes the bells.
     fn heard(&self, asked: &pollfd, kernel: i16) -> i16 {
         let Some(link) = self.used.link() else { return kernel };
@@ -116,8 +127,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_
             asleep.extend(ringed.iter().map(|at| at.used.falling_asleep()));
             for at in &ringed {
                 if let Some(link) = at.used.link() {
-                    let wants_room = fds[at.index].events & OUT != 0 && !stream::has_room(link);
-                    link.arm(WANT_DATA | if wants_room { WANT_ROOM } else { 0 });
+                    link.arm(WANT_DATA | if at.lacks_room(&fds[at.index]) { WANT_ROOM } else { 0 });
                 }
             }
             sleep = !ready(fds);
@@ -126,7 +136,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<u64>, mask: *const libc::sigset_
         let wait = match deadline.map(|deadline| deadline.saturating_sub(sys::now())) {
             _ if !sleep || first => Some(0),
             left if ringed.iter().any(|at| at.is_out_of_hearing(&fds[at.index])) => left.min(Some(NAP)).or(Some(NAP)),
-            left if ringed.iter().any(|at| at.used.link().is_some_and(Link::is_shared)) => {
+            left if ringed.iter().any(|at| at.lacks_room(&fds[at.index]) || at.is_shared()) => {
                 left.min(Some(SHARED)).or(Some(SHARED))
             }
             left => left,

@@ -1430,6 +1430,18 @@ def check_endings():
             assert not waits_of(b, 0)["poll"](0) and not any(told & select.EPOLLHUP for _, told in waits_of(b, 0)["epoll"](0))
             b.shutdown(half)
         assert waits_of(b, 0)["poll"](1)[0][1] & select.POLLHUP and waits_of(b, 0)["epoll"](1)[0][1] & select.EPOLLHUP
+    # Once both have ended there is nothing to reset, whatever was not read.
+    for linger in (False, True):
+        a, b = busy_pair()
+        a.sendall(b"unread")
+        a.shutdown(socket.SHUT_WR)
+        b.shutdown(socket.SHUT_WR)
+        assert a.recv(1) == b""
+        if linger:
+            b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        b.close()
+        time.sleep(0.01)
+        assert not waits_of(a)["poll"](0)[0][1] & select.POLLERR and a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
     # Why it ended is told once, to whoever asks first.
     for first in ("option", "read"):
         a, b = busy_pair()
@@ -1455,6 +1467,12 @@ def check_endings():
         return got if got >= 0 else -ctypes.get_errno()
 
     assert nothing() == -errno.EAGAIN and os.read(b.fileno(), 0) == b""
+    for rounds in range(12):
+        x, y = pair()
+        warm(x, y, rounds)
+        y.setblocking(False)
+        for _ in range(3):
+            assert os.read(y.fileno(), 0) == b"" and nothing() == -errno.EAGAIN, rounds
     later(a.sendall, b"more")
     assert nothing(0) == 0 and nothing() == 0 and exactly(b, 4) == b"more" and nothing() == -errno.EAGAIN
     a.shutdown(socket.SHUT_WR)
@@ -2144,6 +2162,145 @@ def check_polls_late():
             t.join()
             assert not wrong, wrong
             b.close()
+
+
+def check_counted():
+    """How many bytes there are to read, while their way changes."""
+    unread = lambda s: struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]
+    for _ in range(20):
+        a, b = pair()
+        a.sendall(bytes(4000))
+        eventually(lambda: unread(b) == 4000)
+        for n in range(40):
+            assert b.recv(1, socket.MSG_PEEK) == bytes(1)
+            fails(errno.EAGAIN, a.recv, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            time.sleep(0.0001)
+            assert unread(b) == 4000, (n, unread(b))
+        a.sendall(bytes(10))
+        eventually(lambda: unread(b) == 4010)
+        assert len(exactly(b, unread(b))) == 4010
+
+
+def check_deaf_ends():
+    """Who wants to hear no more is told of that by all means, and why the connection was reset."""
+    a, b = busy_pair()
+    level = select.epoll()
+    level.register(b, select.EPOLLIN | select.EPOLLRDHUP)
+    b.shutdown(socket.SHUT_RD)
+    for _ in range(40):
+        assert dict(level.poll(1))[b.fileno()] == select.EPOLLIN | select.EPOLLRDHUP
+    a, b = busy_pair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    a.close()
+    eventually(lambda: waits_of(b)["poll"](0))
+    fails(errno.ENOTCONN, b.shutdown, socket.SHUT_RDWR)
+    fails(errno.ECONNRESET, b.recv, 1)
+    assert b.recv(1) == b""
+
+
+def check_end_amid_waits():
+    """Who waits for room hears that another thread has ended the direction."""
+    for how in ("send", "poll", "select", "epoll"):
+        a, b = busy_pair()
+        wait, told = waits_of(a, select.POLLOUT)[how] if how != "send" else None, []
+        a.setblocking(False)
+        full(a)
+        a.setblocking(True)
+
+        def waits():
+            if wait:
+                told.append(bool(wait(10)))
+            fails(errno.EPIPE, a.sendall, b"x")
+            told.append("pipe")
+
+        t = threading.Thread(target=waits, daemon=True)
+        t.start()
+        time.sleep(0.1)
+        assert not told
+        a.shutdown(socket.SHUT_WR)
+        t.join(5)
+        assert told == ([True] if wait else []) + ["pipe"], (how, told)
+
+
+def check_killed_amid_sends():
+    """A child that is killed amid a send, of whose end nobody has asked yet, keeps nobody from sending."""
+    for n in range(40):
+        a, b = busy_pair()
+        pid = forked(lambda: [a.sendall(bytes(1 << 19)) for _ in iter(int, 1)])
+        t = threading.Thread(target=lambda: [None for _ in iter(lambda: b.recv(1 << 20), b"")], daemon=True)
+        t.start()
+        time.sleep(0.01 + n * 0.0007)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        signal.alarm(10)
+        a.sendall(b"x")
+        signal.alarm(0)
+        os.waitpid(pid, 0)
+        a.shutdown(socket.SHUT_WR)
+        t.join(5)
+        assert not t.is_alive(), n
+
+
+def check_connected_again():
+    """A socket that is connected to nothing, and then to somebody else."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    for taken_out in (None, False, True):
+        a, b = busy_pair()
+        level = select.epoll()
+        if taken_out is not None:
+            level.register(a, select.EPOLLIN)
+        if taken_out:
+            level.unregister(a)
+        assert libc.connect(a.fileno(), struct.pack("H14x", socket.AF_UNSPEC), 16) == 0
+        fails(errno.ECONNRESET, b.recv, 1)
+        begin = time.process_time()
+        assert not [told for _, told in level.poll(0.3) if not told & select.EPOLLHUP]
+        assert time.process_time() - begin < 0.1, "it works while it waits"
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            a.connect(listener.getsockname())
+            c, _ = listener.accept()
+        warm(a, c, 60)
+        c.sendall(b"more")
+        assert bool(level.poll(0.1)) == (taken_out is False) and exactly(a, 4) == b"more"
+        c.close()
+        assert a.recv(1) == b""
+
+
+def check_exec_closes():
+    """What is to be closed when another program begins is, however that was said; a copy of which it was not said stays."""
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    a, b = pair()
+    b.set_inheritable(True)
+    make_busy(a, b)
+
+    def sleeper():
+        a.close()
+        assert libc.close_range(b.fileno(), b.fileno(), 4) == 0
+        os.execv("/bin/sleep", ["sleep", "30"])
+
+    pid = forked(sleeper)
+    b.close()
+    a.settimeout(10)
+    assert a.recv(1) == b""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    a, b = busy_pair()
+
+    def copier():
+        a.close()
+        os.dup2(b.fileno(), 7)
+        os.execvp("sh", ["sh", "-c", "exec cat <&7 >&7"])
+
+    pid = forked(copier)
+    b.close()
+    echoed(a)
+    a.close()
+    ended(pid)
+    eventually(lambda: not relays())
 
 
 for name, check in sorted(globals().items()):

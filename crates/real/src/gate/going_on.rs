@@ -10,7 +10,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::net::{self, SocketFlags, SocketType, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{Inside, Made, PIECE, Passage, Shared, accept, ended, heard, reset};
+use super::{Inside, Made, PIECE, Passage, Shared, accept, ended, ends_by_reset, heard, reset};
 use crate::messages::say_with;
 use crate::trunk::PORT;
 
@@ -215,10 +215,7 @@ impl Shared {
     /// A program has a connection of the kernel's that has much to carry. If it is to go on here, and the program has let go of
     /// it, returns what it has instead.
     pub(super) fn much(&self, asker: &OwnedFd, held: TcpStream, say: impl Fn(GateAnswer) -> bool) -> Option<Made> {
-        // What is shown is what the kernel knows it by: nobody has another one's.
-        let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
-        let ends = held.local_addr().and_then(|own| Ok((plain(own), plain(held.peer_addr()?))));
-        let Some(key) = ends.ok().filter(|(_, peer)| self.ways.lead_to(peer.ip()).is_some()) else {
+        let Some(key) = ends(asker, &held).filter(|(_, peer)| self.ways.lead_to(peer.ip()).is_some()) else {
             say(GateAnswer::No);
             return None;
         };
@@ -267,12 +264,12 @@ impl Shared {
 
     /// A program's connection goes on.
     pub(super) fn go_on(&self, flow: FlowId, stream: Arc<TcpStream>, before: Before) {
-        // As the gate wants it, whatever the program did. Should this process end, that is not to look like the connection's end.
+        // As the gate wants it, whatever the program did.
         let kernels = SockRef::from(&*before.stream);
         let _ = kernels.set_nonblocking(false);
         let _ = kernels.set_read_timeout(None);
         let _ = kernels.set_write_timeout(None);
-        let _ = kernels.set_linger(Some(Duration::ZERO));
+        ends_by_reset(&*before.stream);
         let passage = Passage { stream: Some(stream), before: Some(before), ..Passage::default() };
         let mut inside = self.inside.lock();
         inside.passages.insert(flow, passage);
@@ -369,6 +366,27 @@ impl Shared {
     }
 }
 
+/// The addresses of a connection that is shown, as the kernel knows it by: nobody has another one's. Others than those of TCP, and of other
+/// network namespaces than the one that its program is asked in, may have the same.
+fn ends(asker: &OwnedFd, held: &TcpStream) -> Option<(SocketAddr, SocketAddr)> {
+    let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let is_tcp = SockRef::from(held).protocol().ok()? == Some(Protocol::TCP);
+    let is_here = namespace(asker) == namespace(held);
+    (is_tcp && is_here).then_some((plain(held.local_addr().ok()?), plain(held.peer_addr().ok()?)))
+}
+
+/// The kernel's number of a socket's network namespace, if it has one (Linux 5.14).
+fn namespace(socket: impl AsFd) -> Option<u64> {
+    const NUMBER: i32 = 71;
+    let (mut value, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: a descriptor that is open, and room for the number.
+    let done = unsafe {
+        let place = (&raw mut value).cast();
+        libc::getsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, NUMBER, place, &raw mut len)
+    };
+    (done == 0).then_some(value)
+}
+
 /// Gives a program a connection to this gate instead of the kernel's one that it holds. Returns this end, once the program has let
 /// go of the other, and how many bytes it has sent and taken by that.
 fn let_go(asker: &OwnedFd, held: &TcpStream) -> Option<(TcpStream, u64, u64)> {
@@ -393,4 +411,65 @@ fn pair(six: bool) -> io::Result<Option<(TcpStream, Socket)>> {
     let own = theirs.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
     let ours = accept(&listener, SocketAddr::new(own.ip().to_canonical(), own.port()));
     Ok(ours.map(|ours| (ours, theirs)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use rustix::net::RecvFlags;
+
+    use super::*;
+    use crate::link::testing::{enter_namespace, in_namespace};
+    use crate::messages::hear_with;
+
+    fn asking() -> (OwnedFd, OwnedFd) {
+        let (family, kind) = (net::AddressFamily::UNIX, SocketType::SEQPACKET);
+        net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    fn connected(at: SocketAddr) -> [TcpStream; 2] {
+        let listener = TcpListener::bind(at).unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0]
+    }
+
+    /// Sockets of other kinds, and of other networks, have the same addresses as another's connection.
+    #[test]
+    fn nobody_shows_anothers_connection() {
+        in_namespace(|| {
+            let (asker, _program) = asking();
+            let [one, other] = connected(SocketAddr::from((Ipv4Addr::LOCALHOST, 5000)));
+            let (own, peer) = (one.local_addr().unwrap(), one.peer_addr().unwrap());
+            assert_eq!(ends(&asker, &one), Some((own, peer)));
+            assert_eq!(ends(&asker, &other), Some((peer, own)));
+            let datagrams = UdpSocket::bind(own).unwrap();
+            datagrams.connect(peer).unwrap();
+            assert_eq!(ends(&asker, &TcpStream::from(OwnedFd::from(datagrams))), None);
+            let elsewhere = std::thread::spawn(move || {
+                enter_namespace().unwrap();
+                let listener = TcpListener::bind(peer).unwrap();
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+                socket.bind(&own.into()).unwrap();
+                socket.connect(&peer.into()).unwrap();
+                (listener, TcpStream::from(socket))
+            });
+            let (_listener, claimed) = elsewhere.join().unwrap();
+            assert_eq!((claimed.local_addr().unwrap(), claimed.peer_addr().unwrap()), (own, peer));
+            assert_eq!(ends(&asker, &claimed), None);
+        });
+    }
+
+    /// The gate may die, or give a program up, after that one has a connection to it.
+    #[test]
+    fn a_connection_that_a_gate_never_has_is_no_end() {
+        let (asker, program) = asking();
+        let [held, _other] = connected(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let gate = std::thread::spawn(move || let_go(&asker, &held).is_none());
+        let (_, file) = hear_with(&program, &mut [0; 128], RecvFlags::empty()).unwrap();
+        drop(program);
+        assert!(gate.join().unwrap());
+        let heard = TcpStream::from(file.unwrap()).read(&mut [0]).unwrap_err();
+        assert_eq!(heard.kind(), io::ErrorKind::ConnectionReset);
+    }
 }

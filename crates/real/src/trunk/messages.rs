@@ -49,6 +49,8 @@ impl Trunk {
                 let sge = self.sge(layout.receive(index, wc.wr_id), HEADER + layout.segment);
                 guard.nic().post_recv(wc.qpn, wc.wr_id, &sge)?;
             }
+            // It wrote, which no rack does, nothing where it may write nothing: that is no word of what was sent here.
+            WcOpcode::RecvWriteImm => self.broken = true,
             _ if wc.wr_id & IS_LIMIT != 0 => {
                 way.notes -= 1;
                 self.limits.known = self.limits.known.max(wc.wr_id & !IS_LIMIT);

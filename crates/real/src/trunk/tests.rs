@@ -150,3 +150,19 @@ fn nothing_is_heard_of_who_does_not_know_the_secret() {
     let events: Vec<StreamEvent> = std::iter::from_fn(|| trunk.poll_event()).collect();
     assert_eq!((events, trunk.nics_connected()), (vec![], 0));
 }
+
+/// A WRITE of nothing needs no right, and is told of by the number of a receive, which may be a segment's too.
+#[test]
+fn who_writes_says_nothing_of_what_was_sent() {
+    let mut trunks = connected();
+    let life = trunks[0].life;
+    let line = trunks[1].ways[0].line.as_ref().unwrap().qp;
+    let mut guard = trunks[1].ways[0].device.lock();
+    let op = SendOp::WriteImm { va: 0, rkey: 0, imm: 0 };
+    guard.nic().post_send(line, &SendWr::new(u64::MAX >> 1, op, Data::List(&[]))).unwrap();
+    guard.transmit();
+    drop(guard);
+    until(&mut trunks, "it is a breach", |trunks| trunks[0].life != life);
+    until(&mut trunks, "they are connected", |trunks| trunks.iter().all(|trunk| trunk.nics_up() == 1));
+    opened(&mut trunks);
+}

@@ -27,7 +27,9 @@ c_functions! {
         let plain = |address, len| plain!(connect: fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
         let Some(used) = socket::find(fd) else { return plain(address, len) };
         // SAFETY: the program's address.
-        let Some(to) = (unsafe { gate::address(address, len) }) else { return plain(address, len) };
+        let Some(to) = (unsafe { gate::address(address, len) }) else {
+            return disconnected(&used, || plain(address, len));
+        };
         match gate::reach(&used, fd, to) {
             gate::Reach::Kernel => plain(address, len),
             gate::Reach::Failed(errno) => result(-(errno as isize)) as c_int,
@@ -139,6 +141,17 @@ c_functions! {
             }
         }
         let done = plain!(ioctl: fn(c_int, c_ulong, *mut c_int) -> c_int, fd, request, argument);
+        if done == 0
+            && request == libc::FIONREAD as c_ulong
+            && !argument.is_null()
+            && let Some(used) = socket::find(fd)
+            && let Some(link) = used.link()
+        {
+            // SAFETY: where the kernel has just written the number.
+            let kernels = unsafe { argument.read_unaligned() }.max(0) as usize;
+            // SAFETY: as above.
+            unsafe { argument.write_unaligned(stream::unread_before(link, kernels) as c_int) };
+        }
         if done == 0 && (request == libc::FIOCLEX as c_ulong || request == libc::FIONCLEX as c_ulong) {
             handover::said(fd, request == libc::FIONCLEX as c_ulong);
         }
@@ -269,6 +282,24 @@ fn accepted(listener: c_int, new: c_int) {
     }
 }
 
+/// A `connect` to no address of the internet's. If it is to none at all, there is no connection any more, and the next one that the
+/// socket has is the kernel's.
+fn disconnected(socket: &Socket, plain: impl FnOnce() -> c_int) -> c_int {
+    let Some(link) = socket.link() else { return plain() };
+    let before = link.own(Word::Resets);
+    link.set_own(Word::Resets, 1);
+    let done = plain();
+    match done {
+        0 => {
+            link.part(sys::process());
+            socket.leave_rings();
+            epoll::left(socket);
+        }
+        _ => link.set_own(Word::Resets, before),
+    }
+    done
+}
+
 /// The room that a program has for an address.
 fn room(len: *const socklen_t) -> socklen_t {
     // SAFETY: null, or a length of the program's.
@@ -307,7 +338,11 @@ fn copied(fd: c_int, new: c_int) -> c_int {
     if new < 0 {
         return new;
     }
-    if socket::find(fd).is_some_and(|used| used.link().is_some() && handover::is_own(&used, new)) {
+    if let Some(used) = socket::find(fd)
+        && used.link().is_some()
+        && handover::is_own(&used, new)
+    {
+        handover::may_stay(&used, new);
         sys::close_on_exec(new);
     }
     if !start::is_borrowed() {
@@ -369,6 +404,14 @@ pub fn close_by(fd: c_int, plain: impl FnOnce() -> c_int) -> c_int {
 /// `close_range`, of which `plain` does the ranges between this library's own.
 pub fn close_range_by(first: c_uint, last: c_uint, flags: c_int, plain: impl Fn(c_uint, c_uint) -> c_int) -> c_int {
     const UNSHARE: c_int = 2;
+    const CLOEXEC: c_int = 4;
+    if flags & CLOEXEC != 0 {
+        let done = plain(first, last);
+        let within = |fd: &c_int| (first..=last).contains(&(*fd as c_uint));
+        let fds = socket::descriptors().map(|(fd, _)| fd).filter(within);
+        fds.filter(|_| done == 0).for_each(|fd| handover::said(fd, false));
+        return done;
+    }
     // What the kernel refuses it says.
     if flags & !UNSHARE != 0 || last < first || start::is_borrowed() {
         return plain(first, last);
@@ -411,7 +454,11 @@ fn last_closing(socket: &Socket, fd: c_int) {
     let unread = link.readable() != Ok(0) || (!drained && sys::unread(fd));
     // Bells that nobody heard are no data: the kernel would answer them with a reset.
     stream::silence(socket, link, fd);
-    if unread {
+    let is_over = link.own(Word::Fin) != 0 && link.peer(Word::Fin) != 0;
+    if is_over {
+        // There is nothing left to reset, though the kernel knows of no end.
+        sys::end_on_close(fd);
+    } else if unread {
         sys::reset_on_close(fd);
     } else if link.own(Word::Switched) != 0 && !sys::resets_on_close(fd) {
         // Of a reset the kernel tells.

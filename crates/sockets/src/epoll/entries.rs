@@ -262,7 +262,7 @@ impl Epoll {
         let Some(used) = socket::hold_on(entry.socket) else { return 0 };
         let told = match used.link() {
             Some(link) => look(&used, link, entry, kernel),
-            None => Some((kernel & (entry.events | ALWAYS), 0)),
+            None => Some((kernel & (entry.events | ALWAYS), 0)).filter(|(mask, _)| *mask != 0),
         };
         let Some((mask, place)) = told else { return 0 };
         let mut inner = self.inner.lock();

@@ -342,6 +342,24 @@ pub fn switched(socket: &Socket) {
     }
 }
 
+/// A socket has rings no more: the kernel is asked for everything.
+pub fn left(socket: &Socket) {
+    socket.watched.lock().retain(|at| {
+        let mut inner = at.epoll.inner.lock();
+        let epfd = inner.fd;
+        let Some(entry) = inner.get_mut(at.index, at.generation) else { return false };
+        let stays = !entry.absent;
+        match stays {
+            true => drop(entry.sync(epfd, at.index)),
+            false => {
+                kernel_ctl(epfd, libc::EPOLL_CTL_DEL, entry.fd, None);
+                inner.remove(at.index);
+            }
+        }
+        stays
+    });
+}
+
 /// A sender has found no room: a thread that sleeps since there was some is to hear of it when there is again.
 pub fn full(socket: &Socket) {
     for at in socket.watched.lock().iter() {

@@ -65,7 +65,7 @@ pub(super) fn look(socket: &Socket, link: &Link, entry: &Entry, kernel: u32) -> 
     }
     mask |= if drained { if input { IN } else { 0 } } else { kernel & IN };
     mask |= if link.own(Word::Switched) != 0 { if room { OUT } else { 0 } } else { kernel & OUT };
-    mask |= troubles | if ended != 0 { RDHUP } else { 0 };
+    mask |= troubles | if ended != 0 || socket.deaf.load(Ordering::Relaxed) { RDHUP } else { 0 };
     mask &= entry.events | ALWAYS;
     let news = entry.events & ET == 0
         || entry.seen.is_none_or(|seen| seen != place)

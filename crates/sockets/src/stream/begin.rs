@@ -93,9 +93,9 @@ pub fn take_low_mark(link: &Link, fd: c_int) {
     sys::set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1);
 }
 
-/// What a reader wants to be told of.
+/// What a reader wants to be told of. The peer may write there, too.
 pub fn low_mark(link: &Link) -> usize {
-    link.own(Word::LowMark).max(1) as usize
+    link.own(Word::LowMark).clamp(1, RING as u64 / 2) as usize
 }
 
 /// Leaves sending to the kernel for good, if that is not over. False if the ring is the way by now.
@@ -137,6 +137,7 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
         };
         link.set_peer(Word::Taken, taken);
         link.set_peer(Word::Ready, 1);
+        socket.looks_at_ring.store(true, Ordering::Release);
     }
     if link.own(Word::Switched) == 0 {
         // No other thread's bytes may be between the position and what follows it.
@@ -152,10 +153,68 @@ fn settle(socket: &Socket, link: &Link, fd: c_int) {
                 return;
             };
             link.set_own(Word::Switched, sent + 1);
+            socket.sends_by_ring.store(true, Ordering::Release);
         }
         drop(locked);
         epoll::switched(socket);
         wake(socket, link, fd, WANT_DATA | WANT_ROOM);
     }
     socket.settled.store(true, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::IntoRawFd;
+
+    use remora_memory::Buffer;
+    use remora_rack::ConnectionEnd;
+
+    use super::*;
+    use crate::link::LINK_BYTES;
+    use crate::socket;
+    use crate::stream::{Parts, RESET, recv, send};
+
+    /// Who takes back that a direction has changed over holds nobody up: a call would wait for the kernel's turn, which never comes.
+    #[test]
+    fn what_a_peer_takes_back_is_a_reset() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let program = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = program.into_raw_fd();
+        socket::add(fd);
+        let socket = socket::find(fd).unwrap().address();
+        socket.state.store(state::WAITING, Ordering::SeqCst);
+        begin(socket, Link::new(Buffer::anonymous(LINK_BYTES).unwrap(), 0, ConnectionEnd::Low).unwrap(), fd);
+        let link = socket.link().unwrap();
+        let mut byte = 0u8;
+        let part = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        let calls = || {
+            let received = recv(socket, link, fd, &Parts(&part), libc::MSG_DONTWAIT);
+            (received, send(socket, link, fd, &Parts(&part), libc::MSG_DONTWAIT))
+        };
+        assert_eq!(calls(), (Some(-(libc::EAGAIN as isize)), None));
+        // So that nothing changes over anew.
+        link.set_own(Word::Holders, 9);
+        link.set_peer(Word::Ready, 0);
+        assert_eq!(calls(), (Some(RESET), None));
+        assert!(socket.enter_kernel_rx().is_none());
+        link.set_own(Word::Holders, 1);
+        link.set_own(Word::Ready, 1);
+        assert_eq!(calls().1, Some(1));
+        link.set_peer(Word::Ready, 0);
+        link.set_own(Word::Switched, 0);
+        assert_eq!(calls(), (Some(RESET), Some(RESET)));
+        assert!(socket.enter_kernel_rx().is_none() && socket.enter_kernel_tx().is_none());
+        socket::remove(fd, |_| ());
+        sys::call!(SYS_close, fd);
+    }
+
+    #[test]
+    fn nobody_waits_for_more_than_there_is_room_for() {
+        let link = Link::new(Buffer::anonymous(LINK_BYTES).unwrap(), 0, ConnectionEnd::Low).unwrap();
+        for (written, mark) in [(0, 1), (7, 7), (u64::MAX, RING / 2)] {
+            link.set_own(Word::LowMark, written);
+            assert_eq!(low_mark(&link), mark);
+        }
+    }
 }

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use super::begin::low_mark;
-use super::bells::{OVER, broken, drained, ended};
-use crate::link::{Link, RING, WRITABLE, Word};
+use super::bells::{OVER, broken, drained, ended, left_in_kernel};
+use crate::link::{Link, RING, Side, WRITABLE, Word};
 use crate::socket::Socket;
 use crate::sys;
 
@@ -92,6 +92,12 @@ pub fn unread(link: &Link) -> usize {
         Some(ahead) if link.own(Word::Inline) == 0 => readable.min(ahead),
         _ => readable,
     }
+}
+
+/// The same before that, of so many bytes that the kernel has: those behind the position are bells.
+pub fn unread_before(link: &Link, kernels: usize) -> usize {
+    let _locked = link.lock(Side::Rx);
+    left_in_kernel(link).map_or(kernels, |left| kernels.min(left) + unread(link))
 }
 
 /// Whether a write would, once this end sends by its ring.

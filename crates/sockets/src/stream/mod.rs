@@ -16,7 +16,8 @@ use crate::link::{Link, Word};
 pub use begin::{begin, fits, keeps_to_kernel, low_mark, progress, set_inline, set_resets, take_low_mark, tick};
 pub use bells::{drained, silence, take_bells, take_error, wake};
 pub use look::{
-    has_room, has_urgent, is_at_mark, is_out_of_hearing, look_for_end, readiness, troubles, unread, urgent_is_in_ring,
+    has_room, has_urgent, is_at_mark, is_out_of_hearing, look_for_end, readiness, troubles, unread, unread_before,
+    urgent_is_in_ring,
 };
 pub use recv::{recv, recv_urgent};
 pub use send::{room_to_send, send};

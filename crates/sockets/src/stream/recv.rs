@@ -37,8 +37,10 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
     let mut got = 0;
     let mut sleep = Sleep::new(socket.rx_timeout.load(Ordering::Relaxed));
     loop {
+        // As in `send`.
+        let looks = socket.looks_at_ring.load(Ordering::Acquire);
         if link.peer(Word::Ready) == 0 {
-            return None;
+            return looks.then_some(RESET);
         }
         let was_drained = drained(link);
         // What was only looked at comes again.
@@ -71,7 +73,7 @@ pub fn recv(socket: &Socket, link: &Link, fd: c_int, parts: &Parts<'_>, flags: c
             Err(e) => e,
         };
         if result != AGAIN || socket.deaf.load(Ordering::Relaxed) {
-            let result = if result == AGAIN { 0 } else { result };
+            let result = if result == AGAIN { end(link, link.own(Word::Eof)) } else { result };
             return Some(if got > 0 { got as isize } else { result });
         }
         if link.peer(Word::Drained) != 0 {

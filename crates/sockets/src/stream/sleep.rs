@@ -12,7 +12,7 @@ use crate::wait::{NAP, SHARED};
 use crate::{signals, socket, spin, sys};
 
 pub(super) fn wait_for_room(socket: &Socket, link: &Link, fd: c_int, sleep: &mut Sleep) -> Option<isize> {
-    let room = || link.room() != Ok(0) || peer_gone(link);
+    let room = || link.room() != Ok(0) || link.own(Word::Fin) != 0 || peer_gone(link);
     if spin::look(room) {
         return None;
     }
@@ -99,9 +99,11 @@ fn sleep_in_kernel(socket: &Socket, link: &Link, fd: c_int, wish: u64, sleep: &S
     }
     // Somebody may close it at any time; what is only looked at then is nobody's loss.
     let Some(fd) = socket.descriptor(fd) else { return Some(CLOSED) };
+    // That another thread has ended this direction the kernel does not know, and wakes nobody.
+    let looks_again = is_shared || wish == WANT_ROOM;
     // A reader's limit is none of a sender's, but the kernel would take it for one.
     let is_limited = socket.rx_timeout.load(Ordering::Relaxed) != 0;
-    if sleep.again && !is_shared && !is_limited && !sys::is_sealed() {
+    if sleep.again && !looks_again && !is_limited && !sys::is_sealed() {
         // A call that the kernel begins again by itself after a signal, where the program wants it so.
         return match signals::waiting(true, || sys::recv(fd, &mut [0], libc::MSG_PEEK)) {
             // The second if somebody made the descriptor non-blocking past this library.
@@ -116,7 +118,7 @@ fn sleep_in_kernel(socket: &Socket, link: &Link, fd: c_int, wish: u64, sleep: &S
         return Some(AGAIN);
     }
     let left = sleep.deadline.map_or(u64::MAX, |deadline| deadline.saturating_sub(sys::now()));
-    let left = left.min(if is_shared { SHARED } else { u64::MAX });
+    let left = left.min(if looks_again { SHARED } else { u64::MAX });
     let wait = left.div_ceil(1_000_000).min(1 << 30) as c_int;
     let mut fds = [libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 }];
     match sys::wait(&mut fds, wait, sleep.again) {
