@@ -106,8 +106,9 @@ fn counter(locals: &Locals, options: &Options, state: &State, record: usize) -> 
     if options.ops != Ops::Adds {
         return None;
     }
-    let open = ops().filter(|op| op.issued && op.outcome.as_ref().is_none_or(|o| *o == Outcome::Unknown));
-    let open = open.count() as u64;
+    // What was lost need not be: some log may have it.
+    let may_be = |op: &&OpState| op.lost || op.outcome.as_ref().is_none_or(|outcome| *outcome == Outcome::Unknown);
+    let open = ops().filter(|op| op.issued).filter(may_be).count() as u64;
     for (id, &node) in state.nodes.iter().enumerate() {
         if locals.facts(node).readable[record].is_none() {
             continue;

@@ -315,11 +315,13 @@ impl System {
             if facts.up { member } else { restarts == 0 && !view.all().has(id) }
         };
         // With more than one PERSIST, what one sees of a scope depends on what has arrived and on what another has ended. With
-        // requests sent again, the scope's writes may go on after it.
-        let whole = self.options.again == 0 || !self.options.model.facts().scopes;
+        // requests sent again, the scope's writes may go on after it; and after a fault a node may drive one attempt and
+        // replay another.
+        let no_faults = self.options.failures == Failures::default();
+        let once = self.options.again == 0 || no_faults && !self.options.model.facts().scopes;
         (crashes, suspicions, blackouts) == (0, 0, 0)
             && self.options.persists == 1
-            && whole
+            && once
             && self.options.failures.duplicates == 0
             && state.left_timeouts == TIMEOUTS
             && state.suspected.is_empty()

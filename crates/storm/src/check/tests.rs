@@ -136,6 +136,10 @@ fn a_request_sent_again_is_done_once() {
     let one = Options { model: Model::Event, ops: Ops::Adds, writes: 1, failures, again: 1, ..Options::default() };
     let report = passes(one.clone(), 1_000_000);
     assert!(report.complete() && report.marks.duplicates > 0 && report.marks.replays > 0, "{report:?}");
+    let failures = Failures { blackouts: 1, ..Failures::default() };
+    for model in Model::ALL {
+        passes(Options { model, failures, ..one.clone() }, 10_000);
+    }
     // What the reduction leaves out makes no difference to it.
     for model in Model::ALL {
         passes(Options { model, orders: Orders::Proof, ..one.clone() }, 300);
