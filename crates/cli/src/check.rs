@@ -55,6 +55,7 @@ Examples:
   remora check minos --model synch --crashes 1 --restarts 1   a crash, a view without the node, and its return
   remora check minos --writes 3 --crashes 1 --memory 9000     three writes and a crash: long
   remora check minos --model scope --records 2 --persists 2   two records, and a PERSIST at each of two nodes
+  remora check minos --ops adds --again 1 --crashes 1     an addition that is sent again, at any node: done once
   remora check minos --deployment o --fifo 1              the split between host and NIC, with FIFOs that fill up
   remora check minos --orders proof                       two writes in all orders: is the reduction sound? minutes
   remora check minos --crashes 1 --restarts 1 --shard 0/4 --save 0.json   the first of four processes' part; see deploy/
@@ -84,9 +85,13 @@ pub struct CheckMinos {
     /// PERSISTs in scope, each at the next node: the last after all writes, the one before after all but the last, and so on
     #[arg(long, value_name = "N", default_value = "1", value_parser = up_to::<u8>(1..=2))]
     persists: u8,
-    /// What is written: mixed (puts and additions in turn), puts, adds, or one-node (puts, all at one node)
-    #[arg(long, value_name = "KIND", default_value = "mixed", value_parser = ["mixed", "puts", "adds", "one-node"])]
+    /// What is written: mixed (puts and additions in turn), puts, adds, one-node (puts, all at one node), or swaps (the
+    /// first removes what the others put, if it is there)
+    #[arg(long, value_name = "KIND", default_value = "mixed", value_parser = ["mixed", "puts", "adds", "one-node", "swaps"])]
     ops: String,
+    /// How often the first write is sent again, to any node at any time, as its client has heard no answer
+    #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=3))]
+    again: u8,
     /// Messages that arrive twice
     #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     duplicates: u8,
@@ -103,7 +108,7 @@ pub struct CheckMinos {
     #[arg(long, value_name = "N", default_value = "0", value_parser = up_to::<u8>(0..=255))]
     blackouts: u8,
     /// Seed this fault into the engine and show how it is found; `all` for each in turn, `list` for their names
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "save", "shard", "deployment", "fifo", "nodes", "writes", "records", "persists", "ops", "duplicates", "crashes", "restarts", "suspicions", "blackouts", "orders", "all_names", "max_states", "minutes", "memory", "shortest"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["json", "save", "shard", "deployment", "fifo", "nodes", "writes", "records", "persists", "ops", "again", "duplicates", "crashes", "restarts", "suspicions", "blackouts", "orders", "all_names", "max_states", "minutes", "memory", "shortest"])]
     mutant: Option<String>,
     /// Which orders of events: reduced leaves out those that make no difference, all does not, and proof visits all and
     /// looks in each state whether what the reduction leaves out makes no difference
@@ -237,8 +242,10 @@ fn options(args: &CheckMinos, model: Model) -> Options {
             "puts" => Ops::Puts,
             "adds" => Ops::Adds,
             "one-node" => Ops::OneNode,
+            "swaps" => Ops::Swaps,
             _ => Ops::Mixed,
         },
+        again: args.again,
         failures: Failures {
             duplicates: args.duplicates,
             crashes: args.crashes,
@@ -261,7 +268,7 @@ fn options(args: &CheckMinos, model: Model) -> Options {
 fn parameters(args: &CheckMinos) -> Value {
     json!({
         "model": args.model.map(|model| model.to_string()), "deployment": args.deployment, "fifo": args.fifo,
-        "nodes": args.nodes, "writes": args.writes, "records": args.records, "persists": args.persists, "ops": args.ops, "orders": args.orders, "duplicates": args.duplicates,
+        "nodes": args.nodes, "writes": args.writes, "records": args.records, "persists": args.persists, "ops": args.ops, "again": args.again, "orders": args.orders, "duplicates": args.duplicates,
         "crashes": args.crashes, "restarts": args.restarts, "suspicions": args.suspicions, "blackouts": args.blackouts,
     })
 }
@@ -270,8 +277,12 @@ fn table(parameters: &Value, rows: &[Value]) -> String {
     let text = |name: &str| parameters[name].as_str().unwrap_or_default();
     let of = |name: &str| &parameters[name];
     let fifo = if text("deployment") == "o" { format!(", FIFOs of {}", of("fifo")) } else { String::new() };
+    let again = match of("again").as_u64() {
+        Some(times @ 1..) => format!(", the first sent again {times} times"),
+        _ => String::new(),
+    };
     let mut out = format!(
-        "{} nodes, {} writes ({}) to {} records, {} PERSISTs, deployment {}{fifo}, {} orders; duplicates {}, crashes {}, restarts {}, suspicions {}, \
+        "{} nodes, {} writes ({}) to {} records{again}, {} PERSISTs, deployment {}{fifo}, {} orders; duplicates {}, crashes {}, restarts {}, suspicions {}, \
          blackouts {}\n\
          model   distinct states   generated  depth  states/s  seconds  omission\n",
         of("nodes"),

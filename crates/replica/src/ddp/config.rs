@@ -200,6 +200,20 @@ pub enum Mutation {
     LostWakeup,
     /// A read-modify-write that crosses to the NIC does not look again whether the record is as it was.
     StaleRead,
+    /// A write leaves with its own mark alone.
+    LostMarks,
+    /// A node keeps marks of a version that another superseded whose maker had not seen it.
+    KeptMarks,
+    /// What was acknowledged in one view counts in the next.
+    OldAcks,
+    /// In a new view a coordinator counts itself for a write though it has a newer one.
+    CountsItself,
+    /// A request sent again is done anew though its mark is there.
+    DoneAnew,
+    /// A request sent again that comes to nothing leaves no mark.
+    UnmarkedFailure,
+    /// What a mark says is answered before it is durable.
+    EarlyRepeat,
 }
 
 /// One replica's configuration. All members of a cluster need the same but for `id`.

@@ -146,7 +146,8 @@ impl Replica {
             return self.reply(client, Outcome::Value(value));
         }
         let (session, scope) = (waiting.session, waiting.scope);
-        let stamp = record.and_then(|record| record.stamp(session));
+        let anew = self.config.mutant(Mutation::DoneAnew);
+        let stamp = record.and_then(|record| record.stamp(session)).filter(|_| !anew);
         if let Some(outcome) = stamp.zip(session).and_then(|(stamp, session)| done_before(&waiting.op, session, stamp))
         {
             let overtaken = outcome == Outcome::Unknown;
@@ -157,7 +158,8 @@ impl Replica {
                 self.scope_write(scope, key, meta.volatile_ts);
             }
             // It may be read, and its mark with it, before it is as far as its answer says.
-            let durable = self.config.model.facts().answer == Reached::Durable;
+            let early = self.config.mutant(Mutation::EarlyRepeat);
+            let durable = self.config.model.facts().answer == Reached::Durable && !early;
             if durable && !overtaken && meta.glb_durable_ts < meta.volatile_ts {
                 let then = Then::Reply(client, outcome);
                 return self.record(key).spins.push(Spin { ts: meta.volatile_ts, itself: true, durable, then });
@@ -170,7 +172,8 @@ impl Replica {
             Outcome::Swapped | Outcome::Written => Some(0),
             _ => None,
         };
-        if done.is_none() && session.is_none_or(|session| session.attempt == 0) {
+        let unmarked = self.config.mutant(Mutation::UnmarkedFailure);
+        if done.is_none() && session.is_none_or(|session| session.attempt == 0 || unmarked) {
             return self.reply(client, outcome);
         }
         // What comes to nothing is written all the same if it was sent before: its mark stops earlier attempts.
@@ -258,6 +261,9 @@ impl Replica {
     /// left its mark in it, or is not acknowledged here before this write is everywhere: then nobody reads it, and a
     /// later attempt does it anew.
     pub(crate) fn marked(&mut self, write: &mut Write) {
+        if self.config.mutant(Mutation::LostMarks) {
+            return;
+        }
         let room = self.config.stamps;
         write.stamps = stamped(&self.record(write.key).stamps, room, write.stamps.pop());
         if let Some(driven) = self.driven.get_mut(&(write.key, write.ts)) {

@@ -188,7 +188,7 @@ impl Replica {
         }
         // volatileTS moves when the write enters the vFIFO, not when it leaves: the client may hear of the write and
         // send its next one through this node before the drain, and that one must get a newer timestamp.
-        self.record(key).take(&write);
+        self.take(&write);
         self.step(on, StepKind::EnqueueVolatile, write.bytes());
         if self.config.stepped {
             self.locals.insert((key, ts), Local { write: write.clone(), origin, stage: Stage::Writing });
@@ -244,11 +244,10 @@ impl Replica {
         }
         // State from another node does not wait for the WRLock.
         let overtaken = self.is_obsolete(key, ts);
-        let record = self.record(key);
-        record.meta.wr_lock = None;
+        self.record(key).meta.wr_lock = None;
         if !overtaken {
-            record.take(write);
-            record.meta.applied_ts = ts;
+            self.take(write);
+            self.record(key).meta.applied_ts = ts;
         }
         match origin {
             Origin::Peers(_) if overtaken => self.obsolete(write, origin),
@@ -260,6 +259,18 @@ impl Replica {
         {
             if let Some(local) = self.locals.remove(&(key, next)) {
                 self.locked(local.write, local.origin);
+            }
+        }
+    }
+
+    fn take(&mut self, write: &Write) {
+        let keeps = self.config.mutant(Mutation::KeptMarks);
+        let record = self.record(write.key);
+        let before = if keeps { record.stamps.clone() } else { Vec::new() };
+        record.take(write);
+        for stamp in before {
+            if record.stamps.iter().all(|kept| kept.client != stamp.client) {
+                record.stamps.insert(0, stamp);
             }
         }
     }

@@ -9,7 +9,7 @@ use super::follow::Local;
 use super::message::{Body, Message, Write};
 use super::record::{Client, Meta, Record, Spin, Then};
 use super::records::Records;
-use super::request::{Outcome, Refusal, Reply, Request};
+use super::request::{Outcome, Refusal, Reply, Request, Stamp};
 use super::scope::{Flush, FlushId, FlushStage, Scope};
 use crate::Time;
 use crate::types::{Key, NodeId, NodeSet, ScopeId, Timestamp, Value};
@@ -346,6 +346,11 @@ impl Replica {
     /// A record's newest content here, whether it may be read or not.
     pub fn peek(&self, key: Key) -> Option<Value> {
         self.records.get(key).and_then(|record| record.value.clone())
+    }
+
+    /// The requests that a record remembers here, newest last.
+    pub fn remembers(&self, key: Key) -> &[Stamp] {
+        self.records.get(key).map_or(&[], |record| &record.stamps)
     }
 
     /// Whether a PERSIST waits for this node's log.

@@ -26,9 +26,15 @@ impl Replica {
         if view.epoch <= self.view.epoch {
             return;
         }
-        self.finish_locals();
+        let late = self.config.mutant(Mutation::OldAcks);
+        if !late {
+            self.finish_locals();
+        }
         let me = self.config.id;
         let before = std::mem::replace(&mut self.view, view);
+        if late {
+            self.finish_locals();
+        }
         let learns = view.learners.has(me);
         let fit = before.members.has(me) || before.learners.has(me) && self.catch_up.taking.caught_up;
         let stays = fit && view.members.has(me) || before.learners.has(me) && learns;
@@ -161,7 +167,8 @@ impl Replica {
             let Some(driven) = self.driven.get_mut(&(key, ts)) else { continue };
             // As at any follower, once a newer write is here: a read-modify-write is refused, and another write is over
             // when the newer one is everywhere. Who made that one, and would not acknowledge this one before, may be gone.
-            let refused = meta.volatile_ts > ts;
+            let newer = meta.volatile_ts > ts;
+            let refused = newer && (driven.write.rmw || !self.config.mutant(Mutation::CountsItself));
             if refused && !driven.write.rmw {
                 self.drop_obsolete(key, ts);
                 continue;

@@ -29,6 +29,8 @@ impl Alike {
     pub fn new(options: &Options) -> Self {
         let nodes = NodeSet::first(options.nodes);
         let asked = (0..options.requests()).map(|number| options.request(number).0).fold(NodeSet::EMPTY, NodeSet::with);
+        // A request may be sent again to any.
+        let asked = if options.again > 0 { nodes } else { asked };
         let idle: Vec<NodeId> = nodes.minus(asked).iter().collect();
         let named = |order: Vec<NodeId>| {
             let mut names: Vec<NodeId> = nodes.iter().collect();

@@ -36,8 +36,7 @@ pub(crate) fn chart(system: &System, path: &[(Option<Action>, State)]) -> String
             if let Some(outcome) = &new.outcome
                 && old.outcome != new.outcome
             {
-                let at = system.options.request(number as u8).0;
-                lines.push(at_node(at, &format!("client {number}: {outcome:?}"), nodes));
+                lines.push(at_node(new.at, &format!("client {number}: {outcome:?}"), nodes));
             }
         }
         let both_up = |id: &NodeId| before.facts(locals, *id).up && after.facts(locals, *id).up;
@@ -79,6 +78,10 @@ fn line(system: &System, locals: &Locals, after: &State, action: &Action, nodes:
         Action::Submit(number) => {
             let (at, request) = system.options.request(*number);
             at_node(at, &format!("client {number}: {}", describe(&request.op)), nodes)
+        }
+        Action::Again(id) => {
+            let op = describe(&system.options.request(0).1.op);
+            at_node(*id, &format!("client 0 again: {op}"), nodes)
         }
         Action::Deliver(envelope) => sent(envelope, ""),
         Action::Duplicate(envelope) => sent(envelope, "(kept)"),

@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hash};
 use std::sync::Arc;
 
 use remora_replica::ddp::{
-    Body, Job, JobId, Marks, Message, Meta, Names, Op, Replica, ReplicaOutput, Reply, View, Write,
+    Body, Job, JobId, Marks, Message, Meta, Names, Op, Replica, ReplicaOutput, Reply, Stamp, View, Write,
 };
 use remora_replica::types::{Key, NodeId, Timestamp};
 
@@ -44,7 +44,8 @@ pub(crate) type EnvelopeId = u32;
 /// What happens to one node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Event {
-    Submit(u8),
+    /// A request, and how often it was sent before.
+    Submit(u8, u8),
     Deliver(EnvelopeId),
     Done(JobId),
     Crash,
@@ -88,8 +89,13 @@ pub(crate) struct Facts {
     pub metas: [Meta; RECORDS],
     /// What a client that asks now is told, if it can read.
     pub readable: [Option<Timestamp>; RECORDS],
+    /// Which requests have left a mark there that they were done, as bits; and whose write it is, if that was done.
+    pub done: [u8; RECORDS],
+    pub maker: [Option<u8>; RECORDS],
     /// The newest version of each record that survives a crash.
     pub durable: [Timestamp; RECORDS],
+    /// Which requests have left a mark there.
+    pub durably_done: [u8; RECORDS],
     /// Jobs under way.
     pub jobs: Vec<JobId>,
     /// The node without what nobody will ask as long as not all crash; often itself.
@@ -262,35 +268,40 @@ impl Local {
     }
 
     fn facts(&self, options: &Options) -> Facts {
-        let mut durable = [Timestamp::ZERO; RECORDS];
-        for (durable, key) in durable.iter_mut().zip(options.keys()) {
-            *durable = self.log.get(&key).map_or(Timestamp::ZERO, |write| write.ts);
+        let (mut durable, mut durably_done) = ([Timestamp::ZERO; RECORDS], [0; RECORDS]);
+        for (record, write) in options.keys().map(|key| self.log.get(&key)).enumerate() {
+            let Some(write) = write else { continue };
+            (durable[record], durably_done[record]) = (write.ts, done(&write.stamps));
         }
         let jobs = self.jobs.keys().copied().collect();
-        let Some(replica) = &self.replica else { return Facts { durable, jobs, ..Facts::default() } };
+        let Some(replica) = &self.replica else { return Facts { durable, durably_done, jobs, ..Facts::default() } };
         let serves = replica.serves();
-        let (mut metas, mut readable) = ([Meta::default(); RECORDS], [None; RECORDS]);
-        for ((meta, readable), key) in metas.iter_mut().zip(&mut readable).zip(options.keys()) {
-            *meta = replica.meta(key);
-            *readable = (serves && meta.rd_lock.is_none()).then_some(meta.volatile_ts);
-        }
-        Facts {
+        let mut facts = Facts {
             up: true,
             view: replica.view(),
             serves,
             merging: replica.merging(),
             caught_up: replica.caught_up(),
-            metas,
-            readable,
             durable,
+            durably_done,
             jobs,
-            plain: 0,
+            ..Facts::default()
+        };
+        for (record, key) in options.keys().enumerate() {
+            let (meta, marks) = (replica.meta(key), replica.remembers(key));
+            facts.metas[record] = meta;
+            facts.readable[record] = (serves && meta.rd_lock.is_none()).then_some(meta.volatile_ts);
+            facts.done[record] = done(marks);
+            facts.maker[record] = marks.last().filter(|mark| mark.done.is_some()).map(|mark| mark.client as u8);
         }
+        facts
     }
 
     fn step(&mut self, options: &Options, event: Event, message: Option<Envelope>) {
         match event {
-            Event::Submit(number) => self.with(|replica| replica.submit(0, options.request(number).1)),
+            Event::Submit(number, attempt) => {
+                self.with(|replica| replica.submit(0, options.attempt(number, attempt)));
+            }
             Event::Deliver(_) => {
                 if let Some(Envelope { from, message, .. }) = message {
                     self.with(|replica| replica.handle(0, from, message));
@@ -345,8 +356,16 @@ impl Local {
     }
 }
 
+/// Requests that were done, as marks say.
+fn done(marks: &[Stamp]) -> u8 {
+    marks.iter().filter(|mark| mark.done.is_some()).fold(0, |bits, mark| bits | 1 << mark.client)
+}
+
 /// Notes which timestamp a request's write has.
 fn see(options: &Options, write: &Write, seen: &mut Vec<(u8, Timestamp)>) {
+    if options.numbered() {
+        return seen.extend(write.stamps.last().map(|mark| (mark.client as u8, write.ts)));
+    }
     for number in 0..options.writes {
         let (at, request) = options.request(number);
         let ours = match &request.op {

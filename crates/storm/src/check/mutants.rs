@@ -19,18 +19,20 @@ pub struct Mutant {
     deployment: Where,
     ops: Ops,
     writes: u8,
+    again: u8,
     failures: Failures,
 }
 
 const NONE: Failures = Failures { duplicates: 0, crashes: 0, suspicions: 0, restarts: 0, blackouts: 0 };
+const CRASH: Failures = Failures { crashes: 1, ..NONE };
 
 const fn mutant(mutation: Mutation, name: &'static str) -> Mutant {
     let (model, deployment) = (Model::Synch, Where::B);
-    Mutant { mutation, name, quick: true, model, deployment, ops: Ops::Puts, writes: 2, failures: NONE }
+    Mutant { mutation, name, quick: true, model, deployment, ops: Ops::Puts, writes: 2, again: 0, failures: NONE }
 }
 
 /// All of them.
-pub const MUTANTS: [Mutant; 13] = [
+pub const MUTANTS: [Mutant; 20] = [
     mutant(Mutation::SkipAck, "skip-ack"),
     mutant(Mutation::EarlyVal, "early-val"),
     mutant(Mutation::NoMaximum, "no-maximum"),
@@ -39,11 +41,26 @@ pub const MUTANTS: [Mutant; 13] = [
     mutant(Mutation::NoConsistencySpin, "no-consistency-spin"),
     mutant(Mutation::NoObsolete, "no-obsolete"),
     Mutant { ops: Ops::Adds, ..mutant(Mutation::AcceptStaleRmw, "accept-stale-rmw") },
-    Mutant { quick: false, failures: Failures { crashes: 1, ..NONE }, ..mutant(Mutation::NoReplay, "no-replay") },
+    Mutant { quick: false, failures: CRASH, ..mutant(Mutation::NoReplay, "no-replay") },
     Mutant { quick: false, failures: Failures { suspicions: 1, ..NONE }, ..mutant(Mutation::NoLease, "no-lease") },
     Mutant { model: Model::Scope, writes: 1, ..mutant(Mutation::EmptyScope, "empty-scope") },
     Mutant { ops: Ops::Adds, ..mutant(Mutation::LostWakeup, "lost-wakeup") },
     Mutant { deployment: Where::O(5), ops: Ops::Adds, ..mutant(Mutation::StaleRead, "stale-read") },
+    Mutant { again: 1, model: Model::Event, ..mutant(Mutation::LostMarks, "lost-marks") },
+    Mutant { quick: false, again: 2, model: Model::Event, ..mutant(Mutation::KeptMarks, "kept-marks") },
+    Mutant {
+        quick: false,
+        model: Model::Event,
+        deployment: Where::Stepped,
+        ops: Ops::Adds,
+        again: 1,
+        failures: CRASH,
+        ..mutant(Mutation::OldAcks, "old-acks")
+    },
+    Mutant { quick: false, again: 1, failures: CRASH, ..mutant(Mutation::CountsItself, "counts-itself") },
+    Mutant { again: 1, ops: Ops::Adds, writes: 1, ..mutant(Mutation::DoneAnew, "done-anew") },
+    Mutant { again: 1, ops: Ops::Swaps, ..mutant(Mutation::UnmarkedFailure, "unmarked-failure") },
+    Mutant { again: 1, model: Model::Strict, writes: 1, ..mutant(Mutation::EarlyRepeat, "early-repeat") },
 ];
 
 impl Mutant {
@@ -57,6 +74,7 @@ impl Mutant {
             records: 1,
             persists: 1,
             ops: self.ops,
+            again: self.again,
             failures: self.failures,
             mutation: Some(self.mutation),
             // What makes no difference to the engine may make one to a faulty one.

@@ -48,7 +48,7 @@ use remora_replica::types::{Key, NodeId, NodeSet, Timestamp};
 
 use super::local::{Envelope, EnvelopeId, Event, Locals, Unknown};
 use super::system::{Action, System, Where};
-use super::world::State;
+use super::world::{OpState, State};
 
 /// Leaves of all actions those that have to be tried.
 pub(crate) fn reduce(
@@ -106,10 +106,11 @@ pub(crate) fn waiting(system: &System, locals: &Locals, state: &State, actions: 
     let (waiting, others): (Vec<_>, Vec<_>) =
         actions.iter().partition(|&&action| unwatched(system, locals, state, action));
     let certain = |action: &Action| {
-        !matches!(
+        let fault = matches!(
             action,
             Action::Duplicate(_) | Action::Crash(_) | Action::Blackout | Action::Restart(_) | Action::Suspect(_)
-        )
+        );
+        !fault && !System::may_fail_to_come(state, *action)
     };
     others.iter().any(certain).then_some(waiting)
 }
@@ -140,10 +141,11 @@ pub(crate) fn late(system: &System, locals: &Locals, state: &State) -> Result<Op
 pub(crate) fn hides(system: &System, locals: &Locals, state: &State, id: NodeId) -> Result<bool, Unknown> {
     let facts = state.facts(locals, id);
     let then = locals.facts(locals.effect(state.node(id), Event::Install(state.view))?.next);
-    let asked = |number| !state.ops[usize::from(number)].issued && system.options.request(number).0 == id;
+    let open = |op: &OpState| !op.issued || op.late;
+    let asked = |number| open(&state.ops[usize::from(number)]) && system.options.request(number).0 == id;
     let mut records = facts.readable.iter().zip(&then.readable);
     Ok(records.any(|(now, then)| now.is_some() && then != now)
-        || facts.serves && !then.serves && (0..system.options.requests()).any(asked))
+        || facts.serves && !then.serves && (system.asks_again(state) || (0..system.options.requests()).any(asked)))
 }
 
 /// The node that an action is a step of.
@@ -151,7 +153,7 @@ pub(crate) fn happens_at(system: &System, locals: &Locals, action: Action) -> Op
     match action {
         Action::Submit(number) => Some(system.options.request(number).0),
         Action::Deliver(envelope) | Action::Duplicate(envelope) => Some(locals.envelope(envelope).to),
-        Action::Done(id, _) | Action::Install(id) | Action::Restart(id) => Some(id),
+        Action::Done(id, _) | Action::Install(id) | Action::Restart(id) | Action::Again(id) => Some(id),
         _ => None,
     }
 }
@@ -178,8 +180,11 @@ pub(crate) fn indifferent(system: &System, locals: &Locals, state: &State, calm:
 fn ahead(system: &System, locals: &Locals, state: &State, calm: bool, id: NodeId) -> Ahead {
     let options = &system.options;
     let open = (0..options.writes).filter(|&number| !state.ops[usize::from(number)].issued);
+    // Attempts but the first are read-modify-writes, and so is a first one that comes late.
+    let late = state.ops[0].late && options.request(0).0 == id;
+    let again = (late || system.asks_again(state)).then_some(Asks::Anything);
     let asks = open.map(|number| options.request(number)).filter(|(at, _)| *at == id).fold(
-        Asks::Nothing,
+        again.unwrap_or(Asks::Nothing),
         |asks, (_, request)| match request.op {
             Op::Put(..) if asks != Asks::Anything => Asks::Puts,
             _ => Asks::Anything,

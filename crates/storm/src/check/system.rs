@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use remora_replica::ddp::{Config, Deployment, JobId, Marks, Model, Mutation, Offload, Op, Replica, Request, View};
+use remora_replica::ddp::{
+    Config, Deployment, JobId, Marks, Model, Mutation, Offload, Op, Replica, Request, Session, View,
+};
 use remora_replica::types::{Key, NodeId, NodeSet, Value};
 
 use super::alike::Alike;
@@ -42,6 +44,8 @@ pub enum Ops {
     Mixed,
     /// All at the first node.
     OneNode,
+    /// The first removes what all others put, if it is there.
+    Swaps,
 }
 
 /// Faults within a run.
@@ -88,6 +92,9 @@ pub struct Options {
     pub persists: u8,
     /// Of which kind.
     pub ops: Ops,
+    /// How often the first write may be sent again, to any node, at any time: its client has heard no answer, or the
+    /// answer was lost. The first attempt may come after others. Requests have numbers then, by which attempts are known.
+    pub again: u8,
     /// Faults.
     pub failures: Failures,
     /// A seeded fault of the engine.
@@ -111,6 +118,7 @@ impl Default for Options {
             records: 1,
             persists: 1,
             ops: Ops::Mixed,
+            again: 0,
             failures: Failures::default(),
             mutation: None,
             orders: Orders::Reduced,
@@ -148,20 +156,44 @@ impl Options {
         let at = if self.ops == Ops::OneNode { 0 } else { number % self.nodes };
         let value = Value::from((1000 * (u64::from(number) + 1)).to_le_bytes().as_slice());
         let (scoped, key) = (self.model.facts().scopes, KEY + self.record(number) as u64);
+        let swapped = Value::from(SWAPPED.to_le_bytes().as_slice());
         let op = match self.ops {
             _ if number >= self.writes => Op::Persist,
             Ops::Adds => Op::FetchAdd(key, 1),
             Ops::Mixed if number % 2 == 1 => Op::FetchAdd(key, 1),
+            Ops::Swaps if number == 0 => Op::CompareSwap { key, expected: Some(swapped), new: None },
+            Ops::Swaps => Op::Put(key, swapped),
             _ => Op::Put(key, value),
         };
         let at = if number >= self.writes { (number - self.writes) % self.nodes } else { at };
         (NodeId(at), Request { scope: scoped.then_some(SCOPE), ..Request::new(u64::from(number), op) })
     }
 
-    /// At most so many versions are made. An addition begins again after another request has ended that overtook it.
+    /// Have requests numbers? All that say whose write a version is.
+    pub(crate) fn numbered(&self) -> bool {
+        self.again > 0 || self.ops == Ops::Swaps
+    }
+
+    /// A client's request, as it is sent when it was sent so often before.
+    pub(crate) fn attempt(&self, number: u8, attempt: u8) -> Request {
+        let request = self.request(number).1;
+        let session = Session { client: number.into(), sequence: 1, attempt: attempt.into() };
+        let session = Some(session).filter(|_| self.numbered() && number < self.writes);
+        Request { tag: request.tag | u64::from(attempt) << 8, session, ..request }
+    }
+
+    /// Of a reply's tag the request's number, and which attempt at it was answered.
+    pub(crate) fn answered(tag: u64) -> (u8, u8) {
+        (tag as u8, (tag >> 8) as u8)
+    }
+
+    /// At most so many versions are made. A read-modify-write, as all attempts but the first are, begins again after another
+    /// request has ended that overtook it.
     pub(crate) fn versions(&self) -> usize {
-        let adds = (0..self.writes).filter(|&number| matches!(self.request(number).1.op, Op::FetchAdd(..))).count();
-        usize::from(self.writes) - adds + adds * usize::from(self.writes)
+        let reads = |number: &u8| matches!(self.request(*number).1.op, Op::FetchAdd(..) | Op::CompareSwap { .. });
+        let (writes, again) = (usize::from(self.writes), usize::from(self.again));
+        let reads = (0..self.writes).filter(reads).count() + again;
+        writes + again - reads + reads * (writes + again)
     }
 
     /// Has this shard a part of it? Without faults there is nothing to split: each model is one shard's.
@@ -180,6 +212,8 @@ impl Options {
 pub(crate) enum Action {
     /// A client sends its request.
     Submit(u8),
+    /// The first client sends it again, to this node.
+    Again(NodeId),
     /// A message arrives.
     Deliver(EnvelopeId),
     /// A message arrives, and will again.
@@ -203,6 +237,9 @@ pub(crate) enum Action {
     /// Nothing else can happen: everyone sends again what was not answered.
     Timeout,
 }
+
+/// What swaps compare with.
+const SWAPPED: u64 = 1000;
 
 /// How often everyone sends again.
 const TIMEOUTS: u8 = 6;
@@ -277,9 +314,14 @@ impl System {
             let member = facts.view == view && view.members.has(id) && !facts.merging;
             if facts.up { member } else { restarts == 0 && !view.all().has(id) }
         };
-        // With more than one PERSIST, what one sees of a scope depends on what has arrived and on what another has ended.
+        // With more than one PERSIST, what one sees of a scope depends on what has arrived and on what another has ended. With
+        // requests sent again, the scope's writes may go on after it; and after a fault a node may drive one attempt and
+        // replay another.
+        let no_faults = self.options.failures == Failures::default();
+        let once = self.options.again == 0 || no_faults && !self.options.model.facts().scopes;
         (crashes, suspicions, blackouts) == (0, 0, 0)
             && self.options.persists == 1
+            && once
             && self.options.failures.duplicates == 0
             && state.left_timeouts == TIMEOUTS
             && state.suspected.is_empty()
@@ -324,6 +366,27 @@ impl System {
         actions.extend(self.next_view(locals, state).map(Action::Decide));
     }
 
+    /// May the first request be sent again?
+    pub fn asks_again(&self, state: &State) -> bool {
+        state.ops[0].attempt < self.options.again
+    }
+
+    /// Need this not happen, though it can?
+    pub fn may_fail_to_come(state: &State, action: Action) -> bool {
+        matches!(action, Action::Again(_)) || action == Action::Submit(0) && state.ops[0].late
+    }
+
+    /// Attempts at the first request, of which nothing is certain.
+    fn attempts(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
+        let serves = |id| state.facts(locals, id).serves;
+        if state.ops[0].late && serves(self.options.request(0).0) {
+            actions.push(Action::Submit(0));
+        }
+        if self.asks_again(state) {
+            actions.extend(self.nodes().filter(|&id| serves(id)).map(Action::Again));
+        }
+    }
+
     fn fault_actions(&self, locals: &Locals, state: &State, actions: &mut Vec<Action>) {
         if state.left == Failures::default() {
             return;
@@ -359,6 +422,7 @@ impl System {
             actions.push(Action::Timeout);
         }
         self.fault_actions(locals, state, actions);
+        self.attempts(locals, state, actions);
     }
 
     /// All that has to be tried.
@@ -466,8 +530,13 @@ impl System {
     fn step(&self, locals: &Locals, state: &mut State, action: Action) -> Result<(), Unknown> {
         match action {
             Action::Submit(number) => {
-                state.issue(number);
-                self.node_step(locals, state, self.options.request(number).0, Event::Submit(number))?;
+                let (at, _) = self.options.request(number);
+                state.submit(number, at);
+                self.node_step(locals, state, at, Event::Submit(number, 0))?;
+            }
+            Action::Again(id) => {
+                state.ask_again(id);
+                self.node_step(locals, state, id, Event::Submit(0, state.ops[0].attempt))?;
             }
             Action::Deliver(envelope) => {
                 state.net.retain(|&other| other != envelope);
@@ -524,13 +593,14 @@ impl System {
 
     fn crash(&self, locals: &Locals, state: &mut State, id: NodeId) -> Result<(), Unknown> {
         self.node_step(locals, state, id, Event::Crash)?;
-        state.crashed(locals, &self.options, id);
+        state.crashed(locals, id);
         Ok(())
     }
 
     fn node_step(&self, locals: &Locals, state: &mut State, id: NodeId, event: Event) -> Result<(), Unknown> {
         let effect = locals.effect(state.node(id), event)?;
         state.take(locals, &self.options, id, effect);
+        state.note_done(locals, id);
         // What can be read now, nobody may read less than later.
         let readable = state.facts(locals, id).readable;
         state.floor.iter_mut().zip(readable).for_each(|(floor, ts)| *floor = ts.unwrap_or_default().max(*floor));
@@ -566,6 +636,7 @@ impl Space for System {
             suspected: NodeSet::EMPTY,
             ops: vec![Default::default(); usize::from(self.options.requests())],
             floor: Default::default(),
+            done: 0,
             left: self.options.failures,
             left_timeouts: TIMEOUTS,
             fault: None,

@@ -117,6 +117,36 @@ fn no_two_additions_find_the_same_number() {
 }
 
 #[test]
+fn a_request_sent_again_is_done_once() {
+    for ops in [Ops::Adds, Ops::Mixed, Ops::Puts, Ops::Swaps] {
+        let report = passes(Options { ops, again: 1, ..Options::default() }, 1_000_000);
+        assert!(report.complete() && report.marks.duplicates > 0, "{ops:?}: {report:?}");
+        // Elsewhere, with crashes or with what else comes between, it begins as well.
+        let crash = Failures { crashes: 1, ..Failures::default() };
+        let suspicion = Failures { suspicions: 1, ..Failures::default() };
+        for model in Model::ALL {
+            for deployment in [Where::B, Where::Stepped, Where::O(5)] {
+                for failures in [Failures::default(), crash, suspicion] {
+                    passes(Options { model, deployment, ops, failures, again: 1, ..Options::default() }, 2000);
+                }
+            }
+        }
+    }
+    let failures = Failures { crashes: 1, ..Failures::default() };
+    let one = Options { model: Model::Event, ops: Ops::Adds, writes: 1, failures, again: 1, ..Options::default() };
+    let report = passes(one.clone(), 1_000_000);
+    assert!(report.complete() && report.marks.duplicates > 0 && report.marks.replays > 0, "{report:?}");
+    let failures = Failures { blackouts: 1, ..Failures::default() };
+    for model in Model::ALL {
+        passes(Options { model, failures, ..one.clone() }, 10_000);
+    }
+    // What the reduction leaves out makes no difference to it.
+    for model in Model::ALL {
+        passes(Options { model, orders: Orders::Proof, ..one.clone() }, 300);
+    }
+}
+
+#[test]
 fn a_node_that_begins_anew_does_not_count_for_what_was_durable() {
     let failures = Failures { crashes: 1, restarts: 1, ..Failures::default() };
     let search = Search { shortest: true, limit: 50_000, ..Search::default() };
