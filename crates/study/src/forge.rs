@@ -18,6 +18,7 @@ use remora_cluster::{
     ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Outcome, Secret, client_secret,
 };
 use remora_lab::bench::BenchProgress;
+use remora_lab::bound;
 use remora_lab::stranger::{Flood, Forgery, Victim, flood};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion};
 
@@ -446,11 +447,10 @@ impl Programs {
 }
 
 fn rping(remora: &Path, device: Ipv4Addr, args: &[&str]) -> Result<Child, StudyError> {
-    Command::new(remora)
+    bound(remora)
         .args(["exec", "--link", "udp", "--device-address", &device.to_string(), "--", "rping"])
         .args(args)
         .args(["-p", &Programs::PORT.to_string(), "-S", "1024", "-V"])
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
