@@ -21,6 +21,7 @@ use remora_study::validate::{
 };
 use remora_study::workload::Distribution;
 
+use crate::compare::RECORD;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
 use crate::quantity::{self, up_to};
@@ -88,6 +89,7 @@ const SYSTEM_TIMES: u32 = 10;
 /// Probes, predicts, measures, prints both.
 pub fn run(args: &Validate) -> Result<(), Failure> {
     let by = args.probe.as_deref().map(probed).transpose()?;
+    quantity::in_memory("--records", u64::from(args.records) * (VALUE as u64 + RECORD))?;
     let display = Display::new(stop_flag());
     let records = Records::generate(args.records.into(), VALUE, args.seed);
     let plan = Plan {

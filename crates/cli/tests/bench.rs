@@ -142,3 +142,22 @@ fn programs_that_are_interrupted_with_the_bench_are_no_victims_of_forged_packets
     let (code, _, said) = rest(child, said);
     assert!(code == Some(130) && said.ends_with("remora: interrupted"), "{code:?} {said}");
 }
+
+#[test]
+fn what_this_machine_cannot_hold_or_nobody_can_serve_is_refused_in_a_line() {
+    for (args, what) in [
+        (&["wasm", "--table", "100T"][..], "--table asks for"),
+        (&["minos", "--records", "10M", "--value-bytes", "1M"], "--records asks for"),
+        (&["chain", "--records", "10M", "--value-bytes", "60k"], "--records asks for"),
+        (
+            &["btree", "--keys", "1k", "--cores", "64", "--rounds", "1000"],
+            "--keys 1000, with those that 1000 rounds insert,",
+        ),
+        (&["minos", "--rate", "1e15"], "from 0.001 to 10000000"),
+        (&["minos", "--rate", "1e-300"], "from 0.001 to 10000000"),
+    ] {
+        let (code, shown, said) = remora(&[&["bench"], args].concat());
+        assert!(code == Some(2) && shown.is_empty() && said.contains(what), "{args:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
+    }
+}

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_lab::bench::{BenchGoal, BenchProgress, BenchRow};
+use remora_lab::installed;
 use remora_store::kv::KvShape;
 use serde::Serialize;
 
@@ -23,6 +24,8 @@ pub use accesses::Accesses;
 pub const KEY: usize = 16;
 /// Bytes of a value: with its key 64, as RAMBDA's pairs have.
 pub const VALUE: usize = 48;
+/// Bytes that other stores take for a pair beside its key and value, with some to spare: an item of memcached takes about 56.
+const BESIDE: usize = 96;
 /// Requests under way while a store is filled.
 const FILL: usize = 32;
 /// Shares of GETs in per cent; the others are PUTs.
@@ -46,9 +49,12 @@ pub struct KvPlan {
 }
 
 impl KvPlan {
-    /// Bytes of memory that Remora's store takes; others take what they will.
+    /// Bytes of memory that all stores take together, about.
     pub fn bytes(&self) -> u64 {
-        shape(self.pairs).bytes().unwrap_or(u64::MAX)
+        let others =
+            [memcached::NAME, redis::PROGRAM].into_iter().filter(|name| self.peers && installed(name).is_some());
+        let others = others.count() as u64 * self.pairs.saturating_mul((KEY + VALUE + BESIDE) as u64);
+        shape(self.pairs).bytes().unwrap_or(u64::MAX).saturating_add(others)
     }
 }
 

@@ -93,6 +93,13 @@ pub struct StoreNotes {
 }
 
 impl StoreBench {
+    /// Bytes of memory that a store's three nodes take at least, together.
+    pub fn bytes(&self) -> u64 {
+        let (records, bytes) = (self.records.into(), self.value_bytes.into());
+        // A chain's nodes keep all twice.
+        3 * if self.models.is_empty() { 2 * ChainPeer::room(records, bytes) } else { records * bytes }
+    }
+
     /// Measures everything; rows come by store.
     pub fn run(&self, watch: &dyn Watch) -> Result<(MeasuredRows<StoreRow>, StoreNotes), StudyError> {
         let (mut absent, mut appends_ns) = (Vec::new(), Vec::new());
