@@ -17,7 +17,7 @@ use remora_study::operations::Operation;
 use remora_study::records::Records;
 use remora_study::validate::{
     Cell, Earlier, GOAL, LEFT_OUT, MOVED, RATE_GOAL, RULE, Round, System, SystemCell, Systems, TAIL_GOAL, Validation,
-    Way, Winner, judge, page, put_together, rounds,
+    Way, Winner, judge, median_error, page, put_together, rounds,
 };
 use remora_study::workload::Distribution;
 
@@ -207,8 +207,8 @@ fn table(validation: &Validation, machine: &Machine, count: usize, rounds: &[Rou
         ("its 99th percentile", validation.median_tail_error, TAIL_GOAL),
         ("rate with 64 in flight", validation.median_rate_error, RATE_GOAL),
     ] {
-        let (percent, verdict) = (error * 100.0, met(error <= goal));
-        let _ = writeln!(out, "{what}: median error {percent:.1} % (goal {:.0} %: {verdict})", goal * 100.0);
+        let verdict = if error.is_nan() { "none" } else { met(error <= goal) };
+        let _ = writeln!(out, "{what}: median error {} (goal {:.0} %: {verdict})", median_error(error), goal * 100.0);
     }
     winners(&mut out, validation);
     systems(&mut out, &validation.systems);
@@ -297,6 +297,17 @@ mod tests {
     use remora_study::operations::OPERATIONS;
 
     use super::*;
+
+    #[test]
+    fn of_what_is_not_predicted_there_is_no_error() {
+        let validation = judge(&[(Vec::new(), Vec::new())]);
+        let table = table(&validation, &Machine::describe(), 1, &[]);
+        assert!(
+            table.contains("latency: median error of nothing (goal 10 %: none)") && !table.contains("NaN"),
+            "{table}"
+        );
+        assert!(!page(&validation, &Machine::describe(), 1, None).contains("NaN"));
+    }
 
     #[test]
     fn the_table_fits_with_the_longest_of_all() {
