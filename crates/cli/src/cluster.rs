@@ -15,7 +15,7 @@ use remora_study::nodes::{CLUSTER_READY, ClusterProcesses, ClusterSettings, Clus
 use serde_json::{Value, json};
 
 use crate::capture::Capture;
-use crate::output::{Json, print};
+use crate::output::{Json, print, to_stdout};
 use crate::progress::stop_flag;
 use crate::quantity::{milliseconds, up_to};
 use crate::{Failure, cluster_kills, cluster_pauses, cluster_transact, quantity};
@@ -362,10 +362,7 @@ fn why(outcome: &Outcome) -> String {
 
 fn get(args: &Get) -> Result<(), Failure> {
     match client_of(&args.dir, 0)?.get(args.key) {
-        Outcome::Value(Some(value)) => {
-            let _ = io::stdout().write_all(&value).and_then(|()| io::stdout().write_all(b"\n"));
-            Ok(())
-        }
+        Outcome::Value(Some(value)) => to_stdout(&[&value[..], b"\n"].concat()),
         Outcome::Value(None) => Err(Failure::Failed(format!("there is no record {}", args.key))),
         other => Err(Failure::Failed(format!("record {} was not read: {}", args.key, why(&other)))),
     }
