@@ -218,11 +218,12 @@ fn start(args: &Start) -> Result<(), Failure> {
     let dir = scratch.as_ref().map_or(args.dir.as_path(), |dir| dir.path());
     let _lock = lock(dir)?;
     let settings = ClusterSettings::open(dir, &args.shape.clone().into())?;
-    let mut children = ClusterProcesses::start_captured(dir, settings, args.pcap.as_deref())?;
-    children.await_service(START)?;
+    let stopped = || stop.load(Ordering::Relaxed);
+    let mut children = ClusterProcesses::start_captured(dir, settings, args.pcap.as_deref(), &stopped)?;
+    children.await_service(START, &stopped)?;
     greet(args, &children)?;
     let mut down: Vec<Option<Instant>> = vec![None; children.len()];
-    while !stop.load(Ordering::Relaxed) {
+    while !stopped() {
         for (node, since) in down.iter_mut().enumerate() {
             if let Some(ended) = children.ended(node)? {
                 let _ = writeln!(io::stderr(), "remora: node {node} {ended}; it is started again");

@@ -128,6 +128,29 @@ fn what_was_read_and_cannot_be_written_is_a_failure() {
 }
 
 #[test]
+fn a_cluster_that_does_not_come_up_ends_when_it_is_told_to() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut child = command(directory.path(), &["cluster", "--dir", "c"]);
+    let mut running = Running(child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts"));
+    let nodes = eventually("a node", || {
+        let of = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.0.id())).unwrap_or_default();
+        // Before it has become one, its parent waits for it.
+        let is_one = |id: &&str| {
+            std::fs::read_to_string(format!("/proc/{id}/cmdline")).is_ok_and(|words| words.contains("\0node\0"))
+        };
+        let of: Vec<_> =
+            of.split_whitespace().filter(is_one).filter_map(|id| Pid::from_raw(id.parse().ok()?)).collect();
+        (!of.is_empty()).then_some(of)
+    });
+    // Long before it has made its log.
+    nodes.iter().for_each(|&node| kill_process(node, Signal::STOP).expect("running"));
+    kill_process(Pid::from_child(&running.0), Signal::INT).expect("running");
+    let mut said = String::new();
+    running.0.stderr.as_mut().expect("piped").read_to_string(&mut said).expect("text");
+    assert!(running.0.wait().expect("ended").code() == Some(130) && said.ends_with("remora: interrupted\n"), "{said}");
+}
+
+#[test]
 fn a_cluster_whose_terminal_goes_away_leaves_nothing_behind_unless_it_is_to_stay() {
     let directory = tempfile::tempdir().expect("directory");
     let start = |before: &str| {
