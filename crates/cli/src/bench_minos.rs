@@ -45,7 +45,7 @@ pub struct BenchMinos {
     pub deployments: Vec<Placement>,
     /// Measure the cluster that runs in this directory, instead of starting some; with --overwrite, as records are loaded into
     /// it, from key 0 on
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link", "directory"])]
     pub at: Option<PathBuf>,
     /// What the cluster of --at holds may be lost
     #[arg(long, requires = "at")]
@@ -87,7 +87,7 @@ pub struct BenchMinos {
     /// Seed of the operations
     #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
-    /// Where the stores keep their data, in a directory of its own; best on a disk
+    /// Where the stores keep their data, in a directory of its own; best on a disk. With --at it is in that cluster's
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub directory: PathBuf,
     /// Figures for programs.

@@ -122,7 +122,8 @@ impl StoreBench {
         appends_ns: &mut Vec<(String, u64)>,
         watch: &dyn Watch,
     ) -> Result<(), StudyError> {
-        let (directory, loads) = (temporary(&self.directory)?, self.loads());
+        // On one disk with the cluster that runs: how long its syncs take is held against it.
+        let (directory, loads) = (temporary(self.at.as_ref().unwrap_or(&self.directory))?, self.loads());
         let total = subjects.len() * (loads.len() + 1);
         let mut done = 0;
         let mut step = |next: &str| {
