@@ -144,6 +144,17 @@ fn programs_that_are_interrupted_with_the_bench_are_no_victims_of_forged_packets
 }
 
 #[test]
+fn a_bench_of_stores_tells_how_far_it_is_and_names_none_that_nobody_wants() {
+    let args = ["bench", "kv", "--pairs", "200k", "--batches", "1,8", "--seconds", "30ms"];
+    let (code, _, said) = remora(&args);
+    assert_eq!(code, Some(0), "{said}");
+    let parts: Vec<u32> = said.lines().filter_map(|line| line.split_once(" %")?.0.trim().parse().ok()).collect();
+    assert!(parts.len() > 5 && parts.is_sorted(), "{said}");
+    let (code, shown, said) = remora(&[&args[..], &["--alone"]].concat());
+    assert!(code == Some(0) && !shown.contains("installed"), "{shown}{said}");
+}
+
+#[test]
 fn what_this_machine_cannot_hold_or_nobody_can_serve_is_refused_in_a_line() {
     for (args, what) in [
         (&["wasm", "--table", "100T"][..], "--table asks for"),
