@@ -51,7 +51,9 @@ pub fn rows_table(rows: &[BenchRow]) -> String {
         if !is_again {
             let _ = writeln!(out, "{:<38} {own:>10}", row.what);
         }
-        let line = format!("  {:<36} {:>10} {:>7.2} x  {goal}", row.peer, figure(row.peer_value), row.ratio);
+        let theirs = if row.peer_value.is_finite() { figure(row.peer_value) } else { String::new() };
+        let ratio = if row.is_ratio() { format!("{:.2} x", row.ratio) } else { "-".into() };
+        let line = format!("  {:<36} {theirs:>10} {ratio:>9}  {goal}", row.peer);
         let _ = writeln!(out, "{}", line.trim_end());
     }
     out
@@ -157,5 +159,25 @@ fn three_digits(value: f64) -> String {
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),
         v => format!("{v:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_nothing_there_is_no_ratio() {
+        let row = |peer_value: f64| {
+            let (what, peer, goal) = ("a rate".into(), "a peer".into(), Some(BenchGoal::RatioAtLeast(3.0)));
+            BenchRow { what, value: 5.0, unit: "k/s", peer, peer_value, ratio: 5.0 / peer_value, goal }
+        };
+        let shown = rows_table(&[row(2.0), row(0.0), row(f64::NAN)]);
+        assert!(shown.contains("2.00 k/s    2.50 x  >= 3 x: missed"), "{shown}");
+        assert!(
+            !["inf", "NaN"].iter().any(|bad| shown.contains(bad)) && shown.matches("missed").count() == 1,
+            "{shown}"
+        );
+        assert_eq!(rows_json(&[row(0.0)])[0]["met"], Value::Null);
     }
 }

@@ -61,7 +61,6 @@ pub struct BenchBtree {
 
 /// The tree beside its peers.
 pub fn run(args: &BenchBtree) -> Result<(), Failure> {
-    quantity::in_memory("--keys", KEY_BYTES * u64::from(args.keys))?;
     let display = Display::new(stop_flag());
     let bench = BtreeBench {
         keys: args.keys.into(),
@@ -78,6 +77,8 @@ pub fn run(args: &BenchBtree) -> Result<(), Failure> {
         in_flight: args.in_flight.into(),
         seed: args.seed,
     };
+    let with_inserted = format!("--keys {}, with those that {} rounds insert,", args.keys, args.rounds);
+    quantity::in_memory(&with_inserted, KEY_BYTES * bench.keys_in_all())?;
     let most = key_bytes(args.node_bytes);
     if args.key_bytes.is_some_and(|len| usize::from(len) > most) {
         return Err(Failure::Usage(format!(

@@ -70,7 +70,8 @@ fn dim(text: &str) -> Result<u16, String> {
 
 /// A recommender's look-ups.
 pub fn run(args: &BenchDlrm) -> Result<(), Failure> {
-    quantity::in_memory("--table", args.table)?;
+    // Sums of groups are up to a quarter of the items.
+    quantity::in_memory("--table", args.table / 4 * 5)?;
     let display = Display::new(stop_flag());
     let plan = DlrmPlan {
         table: args.table,

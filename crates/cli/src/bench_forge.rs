@@ -2,15 +2,14 @@
 
 use std::fmt::Write;
 
-use remora_study::forge::{ForgeRow, ForgeStudy, Target};
+use remora_study::forge::{ForgeRow, ForgeStudy, Target, is_rping_here};
 use remora_study::format::rate;
 use remora_study::machine::Machine;
 use serde_json::{Value, json};
 
-use crate::Failure;
 use crate::output::Json;
 use crate::progress::{Display, stop_flag};
-use crate::quantity;
+use crate::{Failure, preload, quantity};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +26,7 @@ It ends with status 1 if a connection ended or a byte changed. Addresses are of 
 #[command(after_help = EXAMPLES)]
 pub struct BenchForge {
     /// Forged packets of each kind
-    #[arg(long, value_name = "N", default_value = "1M", value_parser = count)]
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = some)]
     pub packets: u64,
     /// Packets a second; 0 is as fast as one core can
     #[arg(long, value_name = "N", default_value = "0", value_parser = count)]
@@ -58,17 +57,29 @@ fn count(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| format!("{text:?} is no number like 200, 50k or 1M"))
 }
 
+/// As [`count`], and not none: a flood of nothing would show nothing.
+fn some(text: &str) -> Result<u64, String> {
+    count(text).and_then(|number| if number > 0 { Ok(number) } else { Err("give 1 at least".into()) })
+}
+
 /// Forged packets, and what they do.
 pub fn run(args: &BenchForge) -> Result<(), Failure> {
-    let display = Display::new(stop_flag());
+    let stop = stop_flag();
+    let display = Display::new(stop.clone());
     let remora = std::env::current_exe().map_err(|e| Failure::Failed(format!("finding this program: {e}")))?;
     let targets = match args.against.is_empty() {
         true => Target::ALL.map(|(target, _)| target).to_vec(),
         false => args.against.clone(),
     };
-    let study = ForgeStudy { packets: args.packets, rate: args.rate, targets, remora, seed: args.seed };
+    if targets.contains(&Target::Program) && is_rping_here() {
+        preload::VERBS.find(None)?;
+    }
+    let study = ForgeStudy { packets: args.packets, rate: args.rate, targets, remora, seed: args.seed, stop };
     let (measured, left_out) = study.run(&mut display.going());
     display.clear();
+    if let (0, Some(why)) = (measured.wanted, left_out) {
+        return Err(Failure::Failed(format!("nothing was measured: {why}")));
+    }
     let sound = measured.rows.iter().all(ForgeRow::is_sound);
     let text = |rows: &[ForgeRow]| {
         let mut text = table(rows);
@@ -143,6 +154,7 @@ mod tests {
     #[test]
     fn counts_are_read_as_people_write_them() {
         assert_eq!([count("200"), count("50k"), count("1M")], [Ok(200), Ok(50_000), Ok(1_000_000)]);
+        assert!(some("0").is_err() && some("1") == Ok(1));
         assert!(count("1G").is_err() && count("").is_err() && count("99999999999999999M").is_err());
         assert_eq!(target("cluster"), Ok(Target::Cluster));
         assert!(target("moon").is_err());

@@ -64,7 +64,7 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
     args.json.show_measured(
         measured,
         "rows",
-        |rows| table(&report, rows),
+        |rows| table(&report, rows, args.alone),
         |rows| {
             let goals = rows_json(&report.goals(rows));
             let mut report = json!(report);
@@ -82,7 +82,7 @@ pub fn run(args: &BenchKv) -> Result<(), Failure> {
     )
 }
 
-fn table(report: &KvReport, rows: &[KvRow]) -> String {
+fn table(report: &KvReport, rows: &[KvRow], alone: bool) -> String {
     let mut out = format!(
         "{} pairs of {} bytes, one core that serves, one client; operations a second\n",
         report.pairs,
@@ -108,7 +108,7 @@ fn table(report: &KvReport, rows: &[KvRow]) -> String {
         let _ = writeln!(out, "Filling {store} took {seconds:.1} s.");
     }
     let _ = writeln!(out, "{} operations, every answer verified.", report.verified);
-    if report.stores.len() < 3 {
+    if report.stores.len() < 3 && !alone {
         let _ = writeln!(out, "With memcached and redis-server installed (Debian) their figures stand here too.");
     }
     out

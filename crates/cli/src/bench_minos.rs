@@ -45,7 +45,7 @@ pub struct BenchMinos {
     pub deployments: Vec<Placement>,
     /// Measure the cluster that runs in this directory, instead of starting some; with --overwrite, as records are loaded into
     /// it, from key 0 on
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["models", "deployments", "link", "directory"])]
     pub at: Option<PathBuf>,
     /// What the cluster of --at holds may be lost
     #[arg(long, requires = "at")]
@@ -87,7 +87,7 @@ pub struct BenchMinos {
     /// Seed of the operations
     #[arg(long, value_name = "N", default_value = "42", value_parser = quantity::count)]
     pub seed: u64,
-    /// Where the stores keep their data, in a directory of its own; best on a disk
+    /// Where the stores keep their data, in a directory of its own; best on a disk. With --at it is in that cluster's
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub directory: PathBuf,
     /// Figures for programs.
@@ -142,9 +142,10 @@ impl RedisLog {
     }
 }
 
+/// What arrives and is not yet served waits in memory.
 fn per_second(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| *rate > 0.0 && rate.is_finite());
-    rate.ok_or_else(|| "give a number above 0, such as 5000".into())
+    let rate = text.parse().ok().filter(|rate: &f64| (0.001..=1e7).contains(rate));
+    rate.ok_or_else(|| "give a number from 0.001 to 10000000, such as 5000".into())
 }
 
 pub fn skew(text: &str) -> Result<f64, String> {
@@ -191,6 +192,7 @@ pub fn run(args: &BenchMinos) -> Result<(), Failure> {
 
 /// Measures and prints, as JSON in this format.
 pub fn measure(format: &str, bench: &StoreBench, json: &Json, csv_file: Option<&Path>) -> Result<(), Failure> {
+    quantity::in_memory("--records", bench.bytes())?;
     let display = Display::new(stop_flag());
     let outcome = bench.run(&display);
     display.clear();

@@ -16,8 +16,12 @@ use crate::bench::{rows_json, rows_table};
 pub fn table(bench: &StoreBench, rows: &[StoreRow], notes: &StoreNotes) -> String {
     let appends = || notes.appends_ns.iter().map(|(_, ns)| *ns as f64 / 1e3);
     let (least, most) = range(appends());
+    let who = match &bench.at {
+        Some(dir) => format!("The cluster in {}, and three nodes of each other store,", dir.display()),
+        None => "Three nodes of each".into(),
+    };
     let mut out = format!(
-        "Three nodes of each on this machine, {} records of {} B, {} s a row, seed {}\n\
+        "{who} on this machine, {} records of {} B, {} s a row, seed {}\n\
          One append of {} B, room made ahead, and its fdatasync: {} us, {} to {} in this run\n\
          Latencies in us; comm and comp are the parts of the mean while messages were under way, and all else\n",
         bench.records,

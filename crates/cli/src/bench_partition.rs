@@ -16,6 +16,9 @@ use crate::output::Json;
 use crate::progress::{Display, stop_flag};
 use crate::quantity::{self, count, node_bytes, up_to};
 
+/// Bytes that a key takes, about: as a pair to load, and in trees with room for twice as many.
+const KEY_BYTES: u64 = 16 + 40;
+
 /// Options of `remora bench partition`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -67,6 +70,7 @@ pub struct BenchPartition {
 
 /// Measures and prints.
 pub fn run(args: &BenchPartition) -> Result<(), Failure> {
+    quantity::in_memory("--keys", KEY_BYTES * u64::from(args.keys))?;
     if args.from == args.to {
         return Err(Failure::Usage(format!("the border is to move, and not from {0} % to {0} %", args.from)));
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use remora_lab::bench::{RackDeed, RackPlan, rack};
 use remora_real::on_core;
 use remora_study::machine::Machine;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 
 use crate::bench::{rows_json, rows_table};
@@ -48,6 +49,10 @@ pub struct BenchRack {
 /// Connections in a rack beside the kernel's.
 pub fn run(args: &BenchRack) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::Failed(e.to_string());
+    if args.serve || args.call.is_some() || args.reduce.is_some() {
+        // However the bench ends that has started it.
+        let _ = set_parent_process_death_signal(Some(Signal::TERM));
+    }
     // A core for each: left to the system, both are on one core in one run and on two in the next, which makes five times.
     if args.serve {
         return on_core(0, remora_lab::bench::rack_serve).map_err(failed);

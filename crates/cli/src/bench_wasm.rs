@@ -39,6 +39,7 @@ pub struct BenchWasm {
 
 /// Measures and prints.
 pub fn run(args: &BenchWasm) -> Result<(), Failure> {
+    quantity::in_memory("--table", args.table)?;
     let display = Display::new(stop_flag());
     let bench = WasmBench { table: args.table, rounds: args.rounds, time: args.seconds, seed: args.seed };
     let measured = bench.run(&display);

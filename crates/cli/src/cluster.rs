@@ -15,7 +15,7 @@ use remora_study::nodes::{CLUSTER_READY, ClusterProcesses, ClusterSettings, Clus
 use serde_json::{Value, json};
 
 use crate::capture::Capture;
-use crate::output::{Json, print};
+use crate::output::{Json, print, to_stdout};
 use crate::progress::stop_flag;
 use crate::quantity::{milliseconds, up_to};
 use crate::{Failure, cluster_kills, cluster_pauses, cluster_transact, quantity};
@@ -218,11 +218,12 @@ fn start(args: &Start) -> Result<(), Failure> {
     let dir = scratch.as_ref().map_or(args.dir.as_path(), |dir| dir.path());
     let _lock = lock(dir)?;
     let settings = ClusterSettings::open(dir, &args.shape.clone().into())?;
-    let mut children = ClusterProcesses::start_captured(dir, settings, args.pcap.as_deref())?;
-    children.await_service(START)?;
+    let stopped = || stop.load(Ordering::Relaxed);
+    let mut children = ClusterProcesses::start_captured(dir, settings, args.pcap.as_deref(), &stopped)?;
+    children.await_service(START, &stopped)?;
     greet(args, &children)?;
     let mut down: Vec<Option<Instant>> = vec![None; children.len()];
-    while !stop.load(Ordering::Relaxed) {
+    while !stopped() {
         for (node, since) in down.iter_mut().enumerate() {
             if let Some(ended) = children.ended(node)? {
                 let _ = writeln!(io::stderr(), "remora: node {node} {ended}; it is started again");
@@ -362,10 +363,7 @@ fn why(outcome: &Outcome) -> String {
 
 fn get(args: &Get) -> Result<(), Failure> {
     match client_of(&args.dir, 0)?.get(args.key) {
-        Outcome::Value(Some(value)) => {
-            let _ = io::stdout().write_all(&value).and_then(|()| io::stdout().write_all(b"\n"));
-            Ok(())
-        }
+        Outcome::Value(Some(value)) => to_stdout(&[&value[..], b"\n"].concat()),
         Outcome::Value(None) => Err(Failure::Failed(format!("there is no record {}", args.key))),
         other => Err(Failure::Failed(format!("record {} was not read: {}", args.key, why(&other)))),
     }

@@ -1,12 +1,12 @@
 //! `remora cluster transact`: one transaction on a running chain.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use remora_cluster::{ChainClient, ChainOutcome, Extent, Transaction, Tuple};
 
 use crate::Failure;
 use crate::cluster::{DIR, connect};
+use crate::output::to_stdout;
 use crate::quantity;
 
 pub const EXAMPLES: &str = "\
@@ -72,10 +72,5 @@ pub fn run(args: &TransactArgs) -> Result<(), Failure> {
 }
 
 fn show(read: &[std::sync::Arc<[u8]>]) -> Result<(), Failure> {
-    let mut out = io::stdout();
-    for bytes in read {
-        // Whoever reads may have gone away.
-        let _ = out.write_all(bytes).and_then(|()| out.write_all(b"\n"));
-    }
-    Ok(())
+    read.iter().try_for_each(|bytes| to_stdout(&[&bytes[..], b"\n"].concat()))
 }

@@ -77,7 +77,7 @@ pub fn places_on(args: &args::Compare, platform: &Platform) -> Result<Vec<Placem
 }
 
 /// Bytes of a generated record beside its value, at most: its key, and where it lies.
-const RECORD: u64 = 56;
+pub const RECORD: u64 = 56;
 
 /// Compares, prints the table, writes the reports.
 pub fn run(args: &args::Compare) -> Result<(), Failure> {

@@ -3,14 +3,17 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Failure;
 
 /// How long a peer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes of a request or an answer, at most.
-const MOST: u64 = 4 << 20;
+/// Between two attempts to take a connection that could not be taken.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of a request, and of an answer, at most.
+const REQUEST: usize = 16 << 10;
+const ANSWER: usize = 4 << 20;
 
 /// Where figures are served.
 pub struct Metrics(TcpListener);
@@ -24,10 +27,14 @@ impl Metrics {
     /// Answers requests, one after the other, for as long as there is a `page`.
     pub fn serve(self, page: impl Fn() -> Option<String> + Send + 'static) -> Result<(), Failure> {
         let serve = move || {
-            for stream in self.0.incoming().map_while(Result::ok) {
+            for stream in self.0.incoming() {
                 let Some(page) = page() else { return };
-                // Whoever asks may go away.
-                let _ = answer(stream, &page);
+                match stream {
+                    // Whoever asks may go away.
+                    Ok(stream) => drop(answer(stream, &page)),
+                    // There are no descriptors left, for a while: who asks waits.
+                    Err(_) => thread::sleep(PAUSE),
+                }
             }
         };
         let started = thread::Builder::new().name("metrics".into()).spawn(serve);
@@ -36,16 +43,9 @@ impl Metrics {
 }
 
 fn answer(mut stream: TcpStream, page: &str) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     // The first line says all; the rest is read up to its end, so that the answer is not lost by a reset.
-    let (mut request, mut piece) = (Vec::new(), [0; 1024]);
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < 16 << 10 {
-        match stream.read(&mut piece)? {
-            0 => break,
-            n => request.extend_from_slice(&piece[..n]),
-        }
-    }
+    let request = read(&mut stream, REQUEST, |said| said.windows(4).any(|end| end == b"\r\n\r\n"))?;
     let (status, kind, body) = match request.split(|&byte| byte == b' ').nth(1) {
         Some(b"/metrics" | b"/") => ("200 OK", "text/plain; version=0.0.4", page),
         _ => ("404 Not Found", "text/plain", "see /metrics\n"),
@@ -55,17 +55,31 @@ fn answer(mut stream: TcpStream, page: &str) -> io::Result<()> {
     write!(stream, "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\n{head}{body}")
 }
 
+/// What a peer says until it is `whole`, or ends, or is so long. One byte now and then is not to hold anybody up for ever.
+fn read(stream: &mut TcpStream, most: usize, whole: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
+    let (mut said, mut piece, end) = (Vec::new(), [0; 4096], Instant::now() + PATIENCE);
+    while !whole(&said) && said.len() < most {
+        let left = end.saturating_duration_since(Instant::now());
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut piece)? {
+            0 => break,
+            _ if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
+            n => said.extend_from_slice(&piece[..n]),
+        }
+    }
+    Ok(said)
+}
+
 /// The figures at an address: name with labels, and value.
 pub fn ask(at: SocketAddr) -> Result<Vec<(String, f64)>, String> {
-    let read = || -> io::Result<String> {
+    let asked = || -> io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         write!(stream, "GET /metrics HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.take(MOST).read_to_string(&mut text)?;
-        Ok(text)
+        let said = read(&mut stream, ANSWER, |_| false)?;
+        String::from_utf8(said).map_err(|_| io::ErrorKind::InvalidData.into())
     };
-    let text = read().map_err(|e| e.to_string())?;
+    let text = asked().map_err(|e| e.to_string())?;
     let (head, page) = text.split_once("\r\n\r\n").ok_or("its answer is no HTTP")?;
     let figures = parse(page);
     match head.split_ascii_whitespace().nth(1) == Some("200") && !figures.is_empty() {
@@ -103,5 +117,21 @@ mod tests {
         other.serve(|| Some("<html>\nno figures\n".into())).unwrap();
         assert!(ask(at).unwrap_err().contains("--metrics"));
         assert!(ask("127.0.0.1:1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn who_asks_one_byte_at_a_time_keeps_nobody_from_the_figures() {
+        let metrics = Metrics::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = metrics.0.local_addr().unwrap();
+        metrics.serve(|| Some("a 1\n".into())).unwrap();
+        let mut slow = TcpStream::connect(at).unwrap();
+        slow.write_all(b"G").unwrap();
+        // Until it is hung up on, or the test is over.
+        thread::spawn(move || {
+            while slow.write_all(b"G").is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        remora_testing::eventually("the figures", || ask(at).ok());
     }
 }

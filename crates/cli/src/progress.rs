@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remora_study::compare::{Progress, Watch};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// How much is said on standard error.
 static LOUDNESS: AtomicU8 = AtomicU8::new(NORMAL);
@@ -40,15 +40,26 @@ pub fn detail(what: impl FnOnce() -> String) {
     }
 }
 
-/// A flag that SIGINT and SIGTERM raise. A second signal ends the process at once.
+/// A flag that SIGINT and SIGTERM raise, and a terminal that goes away, unless that is ignored (`nohup`). A second signal of the first
+/// two ends the process at once.
 pub fn stop_flag() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
+    if !is_ignored(SIGHUP) {
+        let _ = signal_hook::flag::register(SIGHUP, stop.clone());
+    }
     for signal in [SIGINT, SIGTERM] {
         // Refused only for signals that nobody may catch. The order matters: the flag is up before it is raised.
         let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone());
         let _ = signal_hook::flag::register(signal, stop.clone());
     }
     stop
+}
+
+/// Whether a signal is ignored, as whoever started this process may have it.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> (signal - 1) & 1 == 1)
 }
 
 /// Fine steps: of a run through the night one in a hundred would take minutes, and tell nothing until then.

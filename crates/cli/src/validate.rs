@@ -17,10 +17,11 @@ use remora_study::operations::Operation;
 use remora_study::records::Records;
 use remora_study::validate::{
     Cell, Earlier, GOAL, LEFT_OUT, MOVED, RATE_GOAL, RULE, Round, System, SystemCell, Systems, TAIL_GOAL, Validation,
-    Way, Winner, judge, page, put_together, rounds,
+    Way, Winner, judge, median_error, page, put_together, rounds,
 };
 use remora_study::workload::Distribution;
 
+use crate::compare::RECORD;
 use crate::output::{self, Json};
 use crate::progress::{Display, stop_flag};
 use crate::quantity::{self, up_to};
@@ -88,6 +89,7 @@ const SYSTEM_TIMES: u32 = 10;
 /// Probes, predicts, measures, prints both.
 pub fn run(args: &Validate) -> Result<(), Failure> {
     let by = args.probe.as_deref().map(probed).transpose()?;
+    quantity::in_memory("--records", u64::from(args.records) * (VALUE as u64 + RECORD))?;
     let display = Display::new(stop_flag());
     let records = Records::generate(args.records.into(), VALUE, args.seed);
     let plan = Plan {
@@ -205,8 +207,8 @@ fn table(validation: &Validation, machine: &Machine, count: usize, rounds: &[Rou
         ("its 99th percentile", validation.median_tail_error, TAIL_GOAL),
         ("rate with 64 in flight", validation.median_rate_error, RATE_GOAL),
     ] {
-        let (percent, verdict) = (error * 100.0, met(error <= goal));
-        let _ = writeln!(out, "{what}: median error {percent:.1} % (goal {:.0} %: {verdict})", goal * 100.0);
+        let verdict = if error.is_nan() { "none" } else { met(error <= goal) };
+        let _ = writeln!(out, "{what}: median error {} (goal {:.0} %: {verdict})", median_error(error), goal * 100.0);
     }
     winners(&mut out, validation);
     systems(&mut out, &validation.systems);
@@ -295,6 +297,17 @@ mod tests {
     use remora_study::operations::OPERATIONS;
 
     use super::*;
+
+    #[test]
+    fn of_what_is_not_predicted_there_is_no_error() {
+        let validation = judge(&[(Vec::new(), Vec::new())]);
+        let table = table(&validation, &Machine::describe(), 1, &[]);
+        assert!(
+            table.contains("latency: median error of nothing (goal 10 %: none)") && !table.contains("NaN"),
+            "{table}"
+        );
+        assert!(!page(&validation, &Machine::describe(), 1, None).contains("NaN"));
+    }
 
     #[test]
     fn the_table_fits_with_the_longest_of_all() {

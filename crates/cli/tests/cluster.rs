@@ -106,6 +106,84 @@ fn records_outlive_the_cluster_and_damage_to_a_log() {
 }
 
 #[test]
+fn what_was_read_and_cannot_be_written_is_a_failure() {
+    let directory = tempfile::tempdir().expect("directory");
+    let at = directory.path();
+    let full = || OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    for (start, write, read) in [
+        (&["--dir", "kv"][..], &["put", "7", "hello", "--dir", "kv"][..], &["get", "7", "--dir", "kv"][..]),
+        (
+            &["--dir", "bank", "--chain", "1M"],
+            &["transact", "--dir", "bank", "--write", "0=5"],
+            &["transact", "--dir", "bank", "--read", "0:1"],
+        ),
+    ] {
+        let cluster = Running::start(at, start);
+        assert_eq!(remora(at, &[&["cluster"], write].concat()), (true, String::new(), String::new()));
+        let output = command(at, &[&["cluster"], read].concat()).stdout(full()).output().expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains("cannot write to standard output"), "{said}");
+        cluster.stop();
+    }
+}
+
+#[test]
+fn a_cluster_that_does_not_come_up_ends_when_it_is_told_to() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut child = command(directory.path(), &["cluster", "--dir", "c"]);
+    let mut running = Running(child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts"));
+    let nodes = eventually("a node", || {
+        let of = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.0.id())).unwrap_or_default();
+        // Before it has become one, its parent waits for it.
+        let is_one = |id: &&str| {
+            std::fs::read_to_string(format!("/proc/{id}/cmdline")).is_ok_and(|words| words.contains("\0node\0"))
+        };
+        let of: Vec<_> =
+            of.split_whitespace().filter(is_one).filter_map(|id| Pid::from_raw(id.parse().ok()?)).collect();
+        (!of.is_empty()).then_some(of)
+    });
+    // Long before it has made its log.
+    nodes.iter().for_each(|&node| kill_process(node, Signal::STOP).expect("running"));
+    kill_process(Pid::from_child(&running.0), Signal::INT).expect("running");
+    let mut said = String::new();
+    running.0.stderr.as_mut().expect("piped").read_to_string(&mut said).expect("text");
+    assert!(running.0.wait().expect("ended").code() == Some(130) && said.ends_with("remora: interrupted\n"), "{said}");
+}
+
+#[test]
+fn a_cluster_whose_terminal_goes_away_leaves_nothing_behind_unless_it_is_to_stay() {
+    let directory = tempfile::tempdir().expect("directory");
+    let start = |before: &str| {
+        let line = format!("{before} exec \"$0\" cluster --scratch --json");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &line, env!("CARGO_BIN_EXE_remora")]).env("TMPDIR", directory.path());
+        let mut child =
+            shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("a line");
+        assert!(line.contains("\"serves\":true"), "{line}");
+        kill_process(Pid::from_child(&child), Signal::HUP).expect("running");
+        Running(child)
+    };
+    let mut gone = start("");
+    assert!(gone.0.wait().expect("its end").success());
+    assert_eq!(std::fs::read_dir(directory.path()).expect("readable").count(), 0, "its directory is gone");
+    // As `nohup` starts it.
+    let mut stays = start("trap '' HUP;");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(matches!(stays.0.try_wait(), Ok(None)));
+    stays.stop();
+}
+
+#[test]
+fn trouble_without_a_load_is_no_verdict() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (ok, told, said) = remora(directory.path(), &["cluster", "kills", "--chain", "4K", "--kills", "50"]);
+    assert!(!ok && !told.contains("strictly serializable"), "{told}");
+    assert!(said.lines().last().is_some_and(|last| last.contains("give a larger --chain")), "{said}");
+}
+
+#[test]
 fn transactions_of_several_places_outlive_their_chain() {
     let directory = tempfile::tempdir().expect("directory");
     let at = directory.path();

@@ -387,6 +387,7 @@ fn mistakes_are_told_in_one_line() {
     for bench in ["kernel", "dlrm"] {
         fails(path, &["bench", bench, "--table", "100T"], 2, &["--table asks for", "this machine has"]);
     }
+    fails(path, &["bench", "dlrm", "--data", "gone"], 1, &["cannot read gone"]);
     fails(path, &["compare", "--operations", "get-trace"], 2, &["get-trace needs --trace"]);
     fails(path, &["check", "membership", "--nodes", "1"], 2, &["from 2 to 5"]);
     fails(path, &["node", "--listen", "127.0.0.1", "--cores", "4096"], 2, &["--cores 4096", "numbered from 0"]);

@@ -125,6 +125,7 @@ fn who_has_no_figures_yet_says_that_their_file_is_what_it_was() {
     for (args, when) in [
         (&["compare", "--records", "1e6", "--no-html"][..], "probing the machine"),
         (&["bench", "kv", "--pairs", "5M", "--alone"], " %"),
+        (&["bench", "wasm", "--seconds", "60"], "calls in this process"),
     ] {
         std::fs::write(&file, "old").expect("written");
         let (shown, rest) = stopped(&[args, &["--json", name]].concat(), when);

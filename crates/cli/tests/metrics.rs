@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
 use remora_testing::{Running, eventually};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 const NODE: &str = "127.15.4.1";
 
@@ -55,4 +56,32 @@ fn a_node_says_who_comes_and_serves_its_figures() {
     let top = remora(&["top", &at, "--once", "--every", "10ms"]);
     assert!(top.contains(&at) && top.contains("calls/s"), "{top}");
     assert!(top.lines().all(|line| line.chars().count() <= 80), "{top}");
+}
+
+/// A node that has no descriptors left for a while serves its figures again when it has.
+#[test]
+fn figures_come_back_after_a_want_of_descriptors() {
+    let at = format!("127.0.0.1:{}", remora_testing::free_port());
+    let mut node = Command::new(env!("CARGO_BIN_EXE_remora"))
+        .args(["node", "--listen", "127.15.4.2", "--memory", "64M", "--metrics", &at])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a node");
+    let ready = BufReader::new(node.stdout.take().expect("its output")).lines().next();
+    assert!(ready.is_some_and(|line| line.is_ok_and(|line| line.contains("ready"))));
+    let id = Pid::from_child(&node);
+    let _ended = Running(node);
+    assert!(page(&at).contains("200 OK"));
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let may_have = |current| prlimit(Some(id), Resource::Nofile, Rlimit { current, maximum });
+    // Fewer than it has open.
+    let before = may_have(Some(3)).expect("a limit");
+    let mut waits = TcpStream::connect(&at).expect("the kernel takes it");
+    waits.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("a request");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    may_have(before.current).expect("a limit");
+    let mut text = String::new();
+    waits.read_to_string(&mut text).expect("an answer");
+    assert!(text.contains("200 OK"), "{text}");
 }

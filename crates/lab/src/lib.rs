@@ -14,5 +14,5 @@ pub mod stats;
 pub mod stranger;
 pub mod writer;
 
-pub use programs::installed;
+pub use programs::{bound, installed};
 pub use rows::MeasuredRows;

@@ -79,14 +79,15 @@ impl Flood {
 /// Packets between two looks at the clock.
 const RUN: u64 = 64;
 
-/// Sends `packets` forged packets as fast as one thread can, or at `rate` a second if that is not 0, until `stop`.
+/// Sends `packets` forged packets as fast as one thread can, or at `rate` a second if that is not 0, until one of `stops` is set.
 pub fn flood(
     forgery: Forgery,
     victim: &Victim<'_>,
     (packets, rate): (u64, u64),
     seed: u64,
-    stop: &AtomicBool,
+    stops: [&AtomicBool; 2],
 ) -> io::Result<Flood> {
+    let stopped = || stops.iter().any(|stop| stop.load(Ordering::Relaxed));
     let [_, _, c, _] = victim.peer.octets();
     let sources: Vec<Ipv4Addr> = match forgery {
         Forgery::HalfOpen => (0..=255).map(|host| Ipv4Addr::new(127, 99, c, host)).collect(),
@@ -96,7 +97,7 @@ pub fn flood(
     let mut draw = Draw(seed);
     let (mut bytes, mut sent) = (vec![0; 2048], 0);
     let start = Instant::now();
-    while sent < packets && !stop.load(Ordering::Relaxed) {
+    while sent < packets && !stopped() {
         for _ in 0..RUN.min(packets - sent) {
             let end = &ends[(sent % ends.len() as u64) as usize];
             let len = forge(forgery, victim, end.source, sent, &mut draw, &mut bytes);
@@ -107,7 +108,7 @@ pub fn flood(
         }
         if rate > 0 {
             let due = Duration::from_secs_f64(sent as f64 / rate as f64);
-            while start.elapsed() < due && !stop.load(Ordering::Relaxed) {
+            while start.elapsed() < due && !stopped() {
                 std::thread::yield_now();
             }
         }

@@ -229,6 +229,11 @@ impl Map for U64Congee<usize> {
 }
 
 impl BtreeBench {
+    /// Keys of each map in the end.
+    pub fn keys_in_all(&self) -> u64 {
+        self.keys + self.inserts()
+    }
+
     /// Measures everything.
     pub fn run(&self, progress: &mut BenchProgress<'_>) -> MeasuredRows<BenchRow> {
         MeasuredRows::by(WORKS.len() * self.cores * self.peers(), |rows| {

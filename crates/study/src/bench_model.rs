@@ -2,6 +2,7 @@
 //! exchanges the same ones, and events of a whole reproduction beside the bare queue. All by processor time.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -104,7 +105,9 @@ impl ModelBench {
             next("messages", 1.0)?;
             best = best.max(play.run(&mut clock).0);
         }
-        let peer = self.simgrid();
+        let peer = self.simgrid(&mut || next("messages", 0.0).is_ok());
+        // What was cut short is no figure.
+        next("messages", 0.0)?;
         let (name, theirs, goal) = match &peer {
             Ok(theirs) => ("SimGrid actors", *theirs, Some(BenchGoal::RatioAtLeast(10.0))),
             Err(_) => ("no SimGrid here", f64::NAN, None),
@@ -114,14 +117,17 @@ impl ModelBench {
         Ok(())
     }
 
-    /// Messages a second of SimGrid, or why there are none.
-    fn simgrid(&self) -> Result<f64, String> {
+    /// Messages a second of SimGrid, or why there are none; `going` says whether to go on.
+    fn simgrid(&self, going: &mut dyn FnMut() -> bool) -> Result<f64, String> {
         let peer = SimGrid::compile()?;
         // The same exchange must end at the same time in both, or it is not the same.
         let play = PingPong { rounds: PLAYS.1, ..PLAY };
         let (_, end) = play.run(&mut remora_real::process_cpu_ns);
         let mut theirs = 0f64;
         for _ in 0..self.rounds {
+            if !going() {
+                return Err("interrupted".into());
+            }
             let (rate, ended) = peer.run(&play)?;
             if (ended - end.as_secs()).abs() > 1e-6 * end.as_secs() {
                 return Err(format!("SimGrid's exchange ends after {ended} s, Remora's after {} s", end.as_secs()));
@@ -189,7 +195,8 @@ impl SimGrid {
 fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |e: std::io::Error| format!("{name}: {e}");
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    // Ctrl-C is for this process, which waits for it.
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = quiet.spawn().map_err(failed)?;
     let start = Instant::now();
     let status = loop {

@@ -256,15 +256,11 @@ impl NeighboursBench {
         sum: &mut Sum,
         watch: &dyn Watch,
     ) -> Result<(), StudyError> {
-        let start = Instant::now();
-        let (mut measuring, mut count) = (false, 0);
+        let (start, mut count) = (Instant::now(), 0);
         loop {
             let spent = start.elapsed();
-            if !measuring && spent >= SETTLE {
-                measuring = true;
-                neighbour.take_done();
-                other.iter_mut().for_each(|other| drop(other.take_done()));
-            }
+            // What ended while the other one got what it may is no part of it.
+            let measuring = spent >= SETTLE;
             if spent >= SETTLE + self.time && (count >= DEEDS || spent >= PATIENCE) {
                 sum.took += spent - SETTLE;
                 break;
@@ -274,10 +270,10 @@ impl NeighboursBench {
                 other.poll()?;
                 let done = other.take_done();
                 sum.status = done.last().map(|(status, _)| *status).or(sum.status);
-                sum.ended += done.len() as u64;
+                sum.ended += if measuring { done.len() as u64 } else { 0 };
             }
-            for (_, took) in neighbour.take_done() {
-                count += u64::from(measuring);
+            for (_, took) in neighbour.take_done().into_iter().filter(|_| measuring) {
+                count += 1;
                 sum.latencies.record(Duration::from_nanos(took));
             }
             if watch.stop() {

@@ -246,11 +246,10 @@ fn in_process(bench: &WasmBench, watch: &dyn Watch) -> Result<[WasmPair; 2], Stu
     let (mut empties, mut found) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds {
         let time = bench.time;
-        empties.push((loops::run(&mut *native, pd, 0, time, None)?, loops::run(&mut *node, pd, empty, time, None)?));
-        found.push((
-            loops::run(&mut *node, pd, op::GET, time, Some(&gets))?,
-            loops::run(&mut *node, pd, get, time, Some(&gets))?,
-        ));
+        let by_itself = loops::run(&mut *native, (pd, 0), time, None, watch)?;
+        let mut of = |op, gets| loops::run(&mut *node, (pd, op), time, gets, watch);
+        empties.push((by_itself, of(empty, None)?));
+        found.push((of(op::GET, Some(&gets))?, of(get, Some(&gets))?));
         if watch.stop() {
             return Err(StudyError::Interrupted);
         }
@@ -272,11 +271,12 @@ fn over_shm(
     let (mut alone, mut many) = (Vec::new(), Vec::new());
     for _ in 0..bench.rounds {
         let mut one = |op| {
-            let (times, _) = one_at_a_time(client, None, Placement::Nic, op, gets, bench.time)?;
+            let (times, _) = one_at_a_time(client, None, Placement::Nic, (op, gets), bench.time, watch)?;
             Ok::<_, StudyError>(times.quantile(0.5) as f64)
         };
         alone.push((one(op::GET)?, one(get)?));
-        many.push((at_once(client, op::GET, gets, bench.time)?, at_once(client, get, gets, bench.time)?));
+        let mut many_of = |op| at_once(client, (op, gets), bench.time, watch);
+        many.push((many_of(op::GET)?, many_of(get)?));
         if watch.stop() {
             return Err(StudyError::Interrupted);
         }
@@ -292,23 +292,28 @@ fn one_at_a_time(
     client: &mut Client,
     other: Option<&mut Other<'_>>,
     place: Placement,
-    op: u64,
-    gets: &Gets,
+    (op, gets): (u64, &Gets),
     time: Duration,
+    watch: &dyn Watch,
 ) -> Result<(Latencies, Duration), StudyError> {
     let mut latencies = Latencies::new();
     let mut tally = |_, since, at| latencies.record(load::duration(at - since));
     let (mut caller, mut calls) = (Beside { client, other }, GetCalls::new(op, gets));
     let calling = Calling::new(&mut caller, &mut calls, place);
-    let ran = calling.run(1, Until::time(time), &mut tally, &|| false)?;
+    let ran = calling.run(1, Until::time(time), &mut tally, &|| watch.stop())?;
     Ok((latencies, load::duration(ran.elapsed)))
 }
 
 /// Nanoseconds a GET with [`IN_FLIGHT`] under way.
-fn at_once(client: &mut Client, op: u64, gets: &Gets, time: Duration) -> Result<f64, StudyError> {
+fn at_once(
+    client: &mut Client,
+    (op, gets): (u64, &Gets),
+    time: Duration,
+    watch: &dyn Watch,
+) -> Result<f64, StudyError> {
     let mut calls = GetCalls::new(op, gets);
     let calling = Calling::new(client, &mut calls, Placement::Nic).untimed();
-    let ran = calling.run(IN_FLIGHT, Until::time(time), &mut |_, _, _| {}, &|| false)?;
+    let ran = calling.run(IN_FLIGHT, Until::time(time), &mut |_, _, _| {}, &|| watch.stop())?;
     Ok(ran.elapsed.as_ns() / ran.ended as f64)
 }
 
@@ -334,7 +339,7 @@ fn neighbours(
             let mut other = op.map(|_| Other::new(bad, &mut calls, place));
             // All rounds together: the tail is what matters.
             let time = bench.time * bench.rounds;
-            let (times, took) = one_at_a_time(good, other.as_mut(), place, op::GET, gets, time)?;
+            let (times, took) = one_at_a_time(good, other.as_mut(), place, (op::GET, gets), time, watch)?;
             let (ended, status) = (other.as_ref().map_or(0, |other| other.ended), status.get());
             if let Some(other) = &mut other {
                 other.finish()?;

@@ -18,6 +18,7 @@ use remora_cluster::{
     ClusterClient, ClusterClientConfig, ClusterNode, ClusterNodeConfig, Outcome, Secret, client_secret,
 };
 use remora_lab::bench::BenchProgress;
+use remora_lab::bound;
 use remora_lab::stranger::{Flood, Forgery, Victim, flood};
 use remora_real::{Client, ClientConfig, LinkKind, Node, NodeConfig, RemoteRegion};
 
@@ -59,6 +60,8 @@ pub struct ForgeStudy {
     pub remora: PathBuf,
     /// Seed of what is forged.
     pub seed: u64,
+    /// Set when the user wants no more.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// What one kind of packets did to one target.
@@ -200,11 +203,12 @@ impl ForgeStudy {
         let flooder = thread::spawn(move || {
             to_last_core();
             let mut sum = Flood::default();
-            let share = study.packets / TURNS / victims.len() as u64;
+            let share = study.packets.div_ceil(TURNS * victims.len() as u64);
             for (victim, hello) in &victims {
                 let address = instead.unwrap_or(victim.address);
                 let victim = Victim { address, hello, ..*victim };
-                let sent = flood(forgery, &victim, (share, study.rate), study.seed ^ turn, &cut_short);
+                let stops = [&*cut_short, &*study.stop];
+                let sent = flood(forgery, &victim, (share, study.rate), study.seed ^ turn, stops);
                 match sent {
                     Ok(sent) => sum = Flood { packets: sum.packets + sent.packets, time: sum.time + sent.time },
                     Err(e) => {
@@ -219,6 +223,9 @@ impl ForgeStudy {
         let done = worker.work(&stop);
         over.store(true, Ordering::Relaxed);
         let flood = flooder.join().map_err(|_| StudyError::Failed("the flood's thread panicked".into()))?;
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(StudyError::Interrupted);
+        }
         Ok((done?, flood.map_err(|e| failed("sending forged packets", &e))?))
     }
 }
@@ -401,7 +408,8 @@ struct Programs {
     lines: Arc<AtomicU64>,
 }
 
-fn is_rping_here() -> bool {
+/// Whether there is rping, without which there are no programs to forge against.
+pub fn is_rping_here() -> bool {
     Command::new("rping").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
@@ -437,20 +445,22 @@ impl Programs {
                 if Instant::now() > end {
                     let _ = client.kill();
                     let _ = client.wait();
-                    return Err(StudyError::Failed("rping makes no connection within 30 s".into()));
+                    break;
                 }
                 thread::sleep(Duration::from_millis(10));
+            }
+            if Instant::now() > end {
+                return Err(StudyError::Failed("rping makes no connection within 30 s".into()));
             }
         }
     }
 }
 
 fn rping(remora: &Path, device: Ipv4Addr, args: &[&str]) -> Result<Child, StudyError> {
-    Command::new(remora)
+    bound(remora)
         .args(["exec", "--link", "udp", "--device-address", &device.to_string(), "--", "rping"])
         .args(args)
         .args(["-p", &Programs::PORT.to_string(), "-S", "1024", "-V"])
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()

@@ -12,7 +12,7 @@ mod rounds;
 mod systems;
 
 pub use earlier::{Earlier, Moved};
-pub use judge::{Cell, RULE, Validation, Way, Winner, judge};
+pub use judge::{Cell, RULE, Validation, Way, Winner, judge, median_error};
 pub use page::page;
 #[cfg(test)]
 pub(crate) use predict::tests::{machine as round_machine, machine_with};

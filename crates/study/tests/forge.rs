@@ -3,7 +3,8 @@
 use remora_study::forge::{ForgeStudy, Target};
 
 fn run(target: Target) {
-    let study = ForgeStudy { packets: 12_000, rate: 0, targets: vec![target], remora: "remora".into(), seed: 42 };
+    let (targets, remora, stop) = (vec![target], "remora".into(), Default::default());
+    let study = ForgeStudy { packets: 12_000, rate: 0, targets, remora, seed: 42, stop };
     // A machine that stands still for two seconds ends connections too, and whatever forged packets end they end each time.
     let mut unsound = vec![true; 6];
     for _ in 0..5 {

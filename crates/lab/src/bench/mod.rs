@@ -60,13 +60,18 @@ impl BenchRow {
         Self { what: what.into(), value, unit, peer: peer.to_string(), peer_value, ratio, goal }
     }
 
-    /// Whether the goal is met; `None` without a goal.
+    /// Whether both figures are there: of a time in which nothing was done there is no ratio.
+    pub fn is_ratio(&self) -> bool {
+        self.value > 0.0 && self.peer_value > 0.0 && self.ratio.is_finite()
+    }
+
+    /// Whether the goal is met; `None` without a goal, or without what it is about.
     pub fn met(&self) -> Option<bool> {
-        Some(match self.goal? {
-            BenchGoal::RatioAtMost(limit) => self.ratio <= limit,
-            BenchGoal::RatioAtLeast(limit) => self.ratio >= limit,
-            BenchGoal::ValueAtLeast(limit) => self.value >= limit,
-        })
+        match self.goal? {
+            BenchGoal::RatioAtMost(limit) => self.is_ratio().then_some(self.ratio <= limit),
+            BenchGoal::RatioAtLeast(limit) => self.is_ratio().then_some(self.ratio >= limit),
+            BenchGoal::ValueAtLeast(limit) => Some(self.value >= limit),
+        }
     }
 }
 
@@ -144,9 +149,8 @@ pub fn run(progress: &mut BenchProgress<'_>) -> BenchReport {
     let probe = Probe::default();
     progress("core to core", 0.0);
     let before = probe.cache_line_ns();
-    progress("ucx_perftest", 0.02);
-    let ucx = ucx();
-    let measured = MeasuredRows::by(ROWS[0] + ROWS[1] + 2 * ucx.len(), |rows| {
+    let ucx = ucx(&mut || progress("ucx_perftest", 0.02));
+    let measured = MeasuredRows::by(ROWS[0] + ROWS[1] + ucx.iter().map(rows_beside).sum::<usize>(), |rows| {
         udp(&probe, rows, progress)?;
         shm(&probe, rows, progress)?;
         compare_with_ucx(rows, &ucx);
@@ -242,6 +246,11 @@ fn shm(probe: &Probe, rows: &mut Vec<BenchRow>, progress: &mut BenchProgress<'_>
     Ok(())
 }
 
+/// How many rows there are beside one of UCX: of a program's memory no latency.
+fn rows_beside(ucx: &UcxRow) -> usize {
+    if ucx.transport == "heap" { 1 } else { 2 }
+}
+
 /// Remora beside UCX: put latency is half a ping-pong, as `ucx_perftest` counts it.
 fn compare_with_ucx(rows: &mut Vec<BenchRow>, ucx: &[UcxRow]) {
     let find = |rows: &[BenchRow], what: &str| rows.iter().find(|r| r.what == what).map(|r| r.value);
@@ -272,4 +281,42 @@ fn compare_with_ucx(rows: &mut Vec<BenchRow>, ucx: &[UcxRow]) {
         }
     }
     rows.append(&mut beside);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(what: &str, (value, peer_value): (f64, f64), goal: BenchGoal) -> BenchRow {
+        let figures = Figures { value, peer_value, ratio: value / peer_value };
+        BenchRow::new(what, "GB/s", "a peer", figures, Some(goal))
+    }
+
+    #[test]
+    fn of_nothing_there_is_no_ratio_and_no_goal_is_met() {
+        let of = |figures, goal| row("a figure", figures, goal).met();
+        let (most, least) = (BenchGoal::RatioAtMost(2.0), BenchGoal::RatioAtLeast(2.0));
+        assert_eq!([of((3.0, 2.0), most), of((3.0, 2.0), least)], [Some(true), Some(false)]);
+        for nothing in [(3.0, 0.0), (0.0, 3.0), (0.0, 0.0), (3.0, f64::NAN)] {
+            assert_eq!([of(nothing, most), of(nothing, least)], [None, None], "{nothing:?}");
+        }
+        assert_eq!(of((3.0, f64::NAN), BenchGoal::ValueAtLeast(2.0)), Some(true), "it needs no peer");
+    }
+
+    #[test]
+    fn as_many_rows_stand_beside_ucx_as_are_announced() {
+        let names = [
+            "udp: 64 B WRITE ping-pong",
+            "udp: 64 KB WRITEs",
+            "shm: 64 B WRITE ping-pong",
+            "shm: 64 KB WRITEs, one buffer",
+            "shm: 64 KB WRITEs, one buffer, a program's",
+        ];
+        for transport in ["tcp", "posix", "cma", "heap"] {
+            let ucx = UcxRow { transport, latency_ns: 1.0, gb_per_s: 1.0 };
+            let mut rows: Vec<_> = names.map(|name| row(name, (1.0, 1.0), BenchGoal::RatioAtLeast(1.0))).into();
+            compare_with_ucx(&mut rows, std::slice::from_ref(&ucx));
+            assert_eq!(rows.len(), names.len() + rows_beside(&ucx), "{transport}");
+        }
+    }
 }

@@ -5,11 +5,11 @@
 //! They use the standard library's blocking sockets and know of no rack. Each figure is one run of the two; what arrives is
 //! what was sent, or the run fails.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -235,15 +235,15 @@ impl RackPlan {
     }
 
     fn program(&self, rack: Option<RackSpin>, words: &[OsString]) -> io::Result<Program> {
-        let mut command = self.command(rack, self.remora.as_os_str());
+        let mut command = self.command(rack, &self.remora, |program| Command::new(program));
         command.args(["bench", "rack"]).args(words);
         Program::start(command)
     }
 
-    /// A program in the rack, with threads that wait so, or with the kernel's TCP.
-    pub(super) fn command(&self, rack: Option<RackSpin>, program: &OsStr) -> Command {
-        let Some(spin) = rack else { return Command::new(program) };
-        let mut command = Command::new(&self.remora);
+    /// A program in the rack, with threads that wait so, or with the kernel's TCP; `new` makes the command.
+    pub(super) fn command(&self, rack: Option<RackSpin>, program: &Path, new: fn(&Path) -> Command) -> Command {
+        let Some(spin) = rack else { return new(program) };
+        let mut command = new(&self.remora);
         command.args(["rack", "exec"]);
         match spin {
             RackSpin::Always => command.args(["--spin", "1000000"]),
@@ -276,9 +276,9 @@ impl Program {
         command.spawn().map(Self)
     }
 
-    /// One that says nothing that is read here.
+    /// One that is [`bound`](crate::bound), and says nothing that is read here.
     pub(super) fn start_silent(mut command: Command) -> io::Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().map(Self)
     }
 

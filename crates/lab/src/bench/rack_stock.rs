@@ -4,14 +4,15 @@
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::Stdio;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use remora_real::Error;
 
 use super::BenchGoal;
 use super::rack::{Program, RackPlan, RackSpin};
-use crate::installed;
+use crate::{bound, installed};
 
 /// A program and one that asks it.
 pub(super) struct Stock {
@@ -125,7 +126,7 @@ impl Stock {
             let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
             fs::write(directory.path().join("conf"), nginx_conf(port))?;
             fs::write(directory.path().join("small"), "small\n")?;
-            let mut command = plan.command(rack, server.as_os_str());
+            let mut command = plan.command(rack, &server, bound);
             command.args((self.serve)(port).split(' ')).current_dir(directory.path());
             let serving = Program::start_silent(command)?;
             let end = Instant::now() + START;
@@ -135,9 +136,10 @@ impl Stock {
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let mut command = plan.command(rack, client.as_os_str());
+            let mut command = plan.command(rack, &client, |program| Command::new(program));
             command.args((self.ask)(port, plan.time.as_secs_f64()).split(' '));
-            let output = command.stdin(Stdio::null()).output()?;
+            // Ctrl-C is for this process, which waits for the figure.
+            let output = command.stdin(Stdio::null()).process_group(0).output()?;
             drop(serving);
             let said = String::from_utf8_lossy(&output.stdout);
             let why = || {

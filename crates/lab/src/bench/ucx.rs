@@ -1,7 +1,10 @@
 //! `ucx_perftest`, where it is installed, as the named peer: put latency and bandwidth between two processes.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use crate::{bound, installed};
 
 /// What `ucx_perftest` says of one transport.
 #[derive(Clone, Debug)]
@@ -21,12 +24,12 @@ const PORT: u16 = 13_400;
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Runs it over TCP on loopback, over shared memory, and with the kernel's cross-memory copy, of memory of its own making and of a
-/// program's. Empty if it is not installed or fails.
-pub fn ucx() -> Vec<UcxRow> {
+/// program's. Empty if it is not installed or fails; `going` says whether to go on.
+pub fn ucx(going: &mut dyn FnMut() -> bool) -> Vec<UcxRow> {
     let mut port = PORT;
     let mut test = |transport, kind, size: &str, rounds: &str| {
         port += 1;
-        measure(transport, kind, size, rounds, port)
+        going().then(|| measure(transport, kind, size, rounds, port)).flatten()
     };
     ["tcp", "posix", "cma", "heap"]
         .into_iter()
@@ -42,10 +45,15 @@ pub fn ucx() -> Vec<UcxRow> {
 
 /// One test: a server and a client process. The client's last line of numbers, after the count of rounds.
 fn measure(transport: &str, kind: &str, size: &str, rounds: &str, port: u16) -> Option<Vec<f64>> {
-    let mut server = command(transport, port).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+    let program = installed("ucx_perftest")?;
+    let mut server = command(bound(&program), transport, port);
+    let mut server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
     std::thread::sleep(Duration::from_millis(300));
-    let client = command(transport, port)
+    let client = command(Command::new(program), transport, port)
         .args(["127.0.0.1", "-t", kind, "-s", size, "-n", rounds, "-w", "1000", "-f"])
+        // Ctrl-C is for this process, which waits for the figure.
+        .process_group(0)
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn();
@@ -59,8 +67,7 @@ fn measure(transport: &str, kind: &str, size: &str, rounds: &str, port: u16) -> 
     numbers.get(1..).map(<[f64]>::to_vec)
 }
 
-fn command(transport: &str, port: u16) -> Command {
-    let mut command = Command::new("ucx_perftest");
+fn command(mut command: Command, transport: &str, port: u16) -> Command {
     let tls = match transport {
         "tcp" => "tcp",
         // It needs one that says where memory is.
@@ -71,7 +78,7 @@ fn command(transport: &str, port: u16) -> Command {
         command.env("UCX_ALLOC_PRIO", "heap");
     }
     command.env("UCX_TLS", tls).env("UCX_NET_DEVICES", if transport == "tcp" { "lo" } else { "all" });
-    command.env("UCX_WARN_UNUSED_ENV_VARS", "n").arg("-p").arg(port.to_string()).stdin(Stdio::null());
+    command.env("UCX_WARN_UNUSED_ENV_VARS", "n").arg("-p").arg(port.to_string());
     command
 }
 

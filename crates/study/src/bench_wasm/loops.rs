@@ -12,6 +12,7 @@ use remora_service::Full;
 use super::{Gets, HOSTILE, IN_FLIGHT, VALUE};
 use crate::StudyError;
 use crate::calling::{Calling, Calls, Checked};
+use crate::compare::Watch;
 use crate::connection::{CallAnswer, Caller};
 use crate::load::{self, Begun, CallEnd, Closed, Trouble, Until, system_time};
 
@@ -155,11 +156,17 @@ struct Runs<'a> {
 }
 
 /// Nanoseconds a call of a runner, with [`IN_FLIGHT`] at once.
-pub fn run(runner: &mut dyn Runner, pd: Pd, op: u64, time: Duration, gets: Option<&Gets>) -> Result<f64, StudyError> {
+pub fn run(
+    runner: &mut dyn Runner,
+    (pd, op): (Pd, u64),
+    time: Duration,
+    gets: Option<&Gets>,
+    watch: &dyn Watch,
+) -> Result<f64, StudyError> {
     let spare = (0..IN_FLIGHT).map(|_| Call::default()).collect();
     let begin = Instant::now();
     let mut runs = Runs { runner, pd, op, gets, spare, keys: Default::default(), begun: 0, now: system_time() };
-    let ran = load::closed(&mut runs, IN_FLIGHT, Until::time(time), &mut |(), _, _| {}, &|| false)?;
+    let ran = load::closed(&mut runs, IN_FLIGHT, Until::time(time), &mut |(), _, _| {}, &|| watch.stop())?;
     Ok(begin.elapsed().as_nanos() as f64 / ran.ended as f64)
 }
 

@@ -41,7 +41,7 @@ impl Interactions {
     /// Those of a file: a line for each, of a user and an item and whatever else, with tabs or commas between them; a first
     /// line of columns' names, as RecBole's files have it, is left out.
     pub fn read(path: &Path) -> Result<Self, StudyError> {
-        let text = read_text(path).map_err(|e| StudyError::Usage(format!("cannot read {}: {e}", path.display())))?;
+        let text = read_text(path).map_err(|e| StudyError::Failed(format!("cannot read {}: {e}", path.display())))?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         Self::parse(&name, &text).map_err(|why| StudyError::Usage(format!("{}: {why}", path.display())))
     }

@@ -1,6 +1,7 @@
 //! PyTorch's EmbeddingBag with one thread, over a table of the same size and the same requests.
 
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -81,6 +82,8 @@ pub fn measure(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // Ctrl-C is for this process, which ends it.
+        .process_group(0)
         .spawn()
         .map_err(|e| failed(&e))?;
     if let Some(mut program) = child.stdin.take() {

@@ -166,8 +166,8 @@ impl Load {
         crowd: C,
         trouble: impl FnOnce(&mut ClusterProcesses, &C) -> Result<T, StudyError>,
     ) -> Result<(Arc<C>, T), StudyError> {
-        let mut cluster = ClusterProcesses::start(dir, settings)?;
-        cluster.await_service(RETURN)?;
+        let mut cluster = ClusterProcesses::start(dir, settings, &|| false)?;
+        cluster.await_service(RETURN, &|| false)?;
         let shared = Arc::new(crowd);
         let mut threads: Vec<_> = (0..self.clients)
             .map(|index| {
@@ -213,7 +213,7 @@ fn kill(
     for &node in &victims {
         cluster.spawn_node(node)?;
     }
-    cluster.await_service(RETURN)?;
+    cluster.await_service(RETURN, &|| false)?;
     Ok(Kill { at, node, whole: since.elapsed() })
 }
 

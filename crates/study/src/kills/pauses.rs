@@ -118,7 +118,7 @@ fn pause(
     let to = crowd.now();
     cluster.go_on(node);
     if long {
-        cluster.await_service(RETURN)?;
+        cluster.await_service(RETURN, &|| false)?;
     }
     Ok(Pause { from, to, left_out })
 }

@@ -88,6 +88,11 @@ impl Lists {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes why it cannot go on.
+    fn tell(&self, why: String) {
+        *self.wrong.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+
     fn client(&self, nodes: &[usize], retry: bool) -> Result<ChainClient, StudyError> {
         let timeout = Duration::from_secs(10);
         // Heads are told by their numbers: all nodes are known, in their order.
@@ -159,8 +164,7 @@ impl Lists {
                 ChainEnd::Done
             }
             ChainOutcome::Refused(ChainRefusal::Invalid) => {
-                let why = format!("{:?} is refused as invalid", txn.ops);
-                *self.wrong.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+                self.tell(format!("{:?} is refused as invalid", txn.ops));
                 ChainEnd::Failed
             }
             ChainOutcome::Refused(_) => ChainEnd::Failed,
@@ -193,6 +197,8 @@ impl Crowd for Lists {
             let now = Instant::now();
             for slot in idle.extract_if(.., |slot| !stop && sessions[*slot].pause_until <= now).collect::<Vec<_>>() {
                 let Some((transaction, ops)) = self.next(&mut sessions[slot], &mut random) else {
+                    // Trouble without a load would show nothing.
+                    self.tell(format!("{} lists have filled the chain: give a larger --chain", self.room));
                     self.stop.store(true, Ordering::Relaxed);
                     idle.push(slot);
                     continue;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use remora_lab::installed;
 
-use super::{KEY, KvAsk, KvPlan, KvTarget, VALUE};
+use super::{BESIDE, KEY, KvAsk, KvPlan, KvTarget, VALUE};
 use crate::StudyError;
 use crate::peers::PeerError;
 use crate::peers::process::{Process, free_ports, until_up};
@@ -33,8 +33,7 @@ impl Memcached {
         let Some(program) = installed(NAME) else { return Ok(None) };
         let failed = |error| PeerError::Connection { what: NAME, error };
         let [port] = free_ports().map_err(failed)?;
-        // An item takes about 56 bytes more than its key and value.
-        let megabytes = ((plan.pairs * (KEY + VALUE + 96) as u64) >> 20) + 64;
+        let megabytes = ((plan.pairs * (KEY + VALUE + BESIDE) as u64) >> 20) + 64;
         let (port_text, megabytes) = (port.to_string(), megabytes.to_string());
         let arguments = ["-l", "127.0.0.1", "-p", &port_text, "-U", "0", "-t", "1", "-m", &megabytes, "-u", "nobody"]
             .map(String::from);

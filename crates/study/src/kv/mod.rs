@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 use remora_lab::bench::{BenchGoal, BenchProgress, BenchRow};
+use remora_lab::installed;
 use remora_store::kv::KvShape;
 use serde::Serialize;
 
@@ -23,8 +24,12 @@ pub use accesses::Accesses;
 pub const KEY: usize = 16;
 /// Bytes of a value: with its key 64, as RAMBDA's pairs have.
 pub const VALUE: usize = 48;
+/// Bytes that other stores take for a pair beside its key and value, with some to spare: an item of memcached takes about 56.
+const BESIDE: usize = 96;
 /// Requests under way while a store is filled.
 const FILL: usize = 32;
+/// The part of all that filling stores is, as far as progress tells.
+const FILLING: f64 = 0.5;
 /// Shares of GETs in per cent; the others are PUTs.
 const GETS: [u8; 3] = [100, 50, 0];
 /// How many slices a figure is measured in; stores take turns.
@@ -46,9 +51,12 @@ pub struct KvPlan {
 }
 
 impl KvPlan {
-    /// Bytes of memory that Remora's store takes; others take what they will.
+    /// Bytes of memory that all stores take together, about.
     pub fn bytes(&self) -> u64 {
-        shape(self.pairs).bytes().unwrap_or(u64::MAX)
+        let others =
+            [memcached::NAME, redis::PROGRAM].into_iter().filter(|name| self.peers && installed(name).is_some());
+        let others = others.count() as u64 * self.pairs.saturating_mul((KEY + VALUE + BESIDE) as u64);
+        shape(self.pairs).bytes().unwrap_or(u64::MAX).saturating_add(others)
     }
 }
 
@@ -299,11 +307,11 @@ pub fn run(plan: &KvPlan, progress: &mut BenchProgress<'_>) -> Result<(KvReport,
         before: Vec::new(),
     };
     let mut stores: Vec<Measured> = targets.into_iter().map(measured).collect();
-    let mut filled_s = Vec::new();
-    for store in &mut stores {
+    let (mut filled_s, count) = (Vec::new(), stores.len() as f64);
+    for (n, store) in stores.iter_mut().enumerate() {
         let (name, start) = (store.target.name(), Instant::now());
         let what = format!("filling {name}");
-        store.fill(&mut |done| progress(&what, done as f64 / plan.pairs as f64))?;
+        store.fill(&mut |done| progress(&what, FILLING * (n as f64 + done as f64 / plan.pairs as f64) / count))?;
         filled_s.push(start.elapsed().as_secs_f64());
     }
     let popularities = [("uniform", Popularity::Uniform), ("zipfian 0.9", Popularity::Zipfian(0.9))];
@@ -312,7 +320,7 @@ pub fn run(plan: &KvPlan, progress: &mut BenchProgress<'_>) -> Result<(KvReport,
         for gets in GETS {
             for (name, popularity) in popularities {
                 for &batch in &plan.batches {
-                    let part = rows.len() as f64 / cells as f64;
+                    let part = FILLING + (1.0 - FILLING) * rows.len() as f64 / cells as f64;
                     let mut rates = vec![Vec::new(); stores.len()];
                     for slice in 0..u64::from(SLICES) {
                         for (store, rates) in stores.iter_mut().zip(&mut rates) {

@@ -14,6 +14,7 @@ use crate::peers::process::{Process, free_ports, until_up};
 use crate::peers::resp::{self, RespReply};
 
 const WHAT: &str = "redis";
+pub(super) const PROGRAM: &str = "redis-server";
 /// How long it may take to serve.
 const START: Duration = Duration::from_secs(20);
 
@@ -29,7 +30,7 @@ pub(super) struct RedisKv {
 impl RedisKv {
     /// Starts it; `None` if it is not installed.
     pub fn start(directory: &Path) -> Result<Option<Self>, StudyError> {
-        let Some(program) = installed("redis-server") else { return Ok(None) };
+        let Some(program) = installed(PROGRAM) else { return Ok(None) };
         let failed = |error| PeerError::Connection { what: WHAT, error };
         let [port] = free_ports().map_err(failed)?;
         let port_text = port.to_string();

@@ -31,14 +31,19 @@ pub struct ClusterProcesses {
 }
 
 impl ClusterProcesses {
-    /// Starts all nodes and waits until each can be reached.
-    pub fn start(dir: &Path, settings: ClusterSettings) -> Result<Self, StudyError> {
-        Self::start_captured(dir, settings, None)
+    /// Starts all nodes and waits until each can be reached, as long as nobody says to stop.
+    pub fn start(dir: &Path, settings: ClusterSettings, stop: &dyn Fn() -> bool) -> Result<Self, StudyError> {
+        Self::start_captured(dir, settings, None, stop)
     }
 
     /// Starts nodes that write their packets into files beside `pcap`, if there is that: with the node's number in their
     /// names, and from its second start on the start's.
-    pub fn start_captured(dir: &Path, settings: ClusterSettings, pcap: Option<&Path>) -> Result<Self, StudyError> {
+    pub fn start_captured(
+        dir: &Path,
+        settings: ClusterSettings,
+        pcap: Option<&Path>,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Self, StudyError> {
         let (nodes, runs) = (settings.addresses.iter().map(|_| None).collect(), vec![0; settings.addresses.len()]);
         let mut this = Self { dir: dir.to_path_buf(), settings, nodes, pcap: pcap.map(Path::to_path_buf), runs };
         this.check_room()?;
@@ -46,7 +51,7 @@ impl ClusterProcesses {
             this.spawn_node(node)?;
         }
         for node in this.nodes.iter().flatten() {
-            node.await_up(this.patience(START))?;
+            node.await_up(this.patience(START), stop)?;
         }
         Ok(this)
     }
@@ -142,8 +147,9 @@ impl ClusterProcesses {
         one + EACH * self.len() as u32
     }
 
-    /// Waits until every node that runs serves as a member of a view of all of them: `patience`, and more with many.
-    pub fn await_service(&self, patience: Duration) -> Result<(), StudyError> {
+    /// Waits until every node that runs serves as a member of a view of all of them: `patience`, and more with many; as long as nobody
+    /// says to stop.
+    pub fn await_service(&self, patience: Duration, stop: &dyn Fn() -> bool) -> Result<(), StudyError> {
         let patience = self.patience(patience);
         let end = Instant::now() + patience;
         let wanted = (0..self.len()).filter(|&node| self.nodes[node].is_some()).fold(0, |set, node| set | 1u64 << node);
@@ -152,6 +158,9 @@ impl ClusterProcesses {
                 let status = ask(&self.settings, node, Duration::from_millis(500));
                 if status.is_some_and(|status| status.serves == 1 && status.members & wanted == wanted) {
                     break;
+                }
+                if stop() {
+                    return Err(StudyError::Interrupted);
                 }
                 if Instant::now() > end {
                     let (why, after) = (self.why_not(status), patience.as_secs());

@@ -16,6 +16,9 @@ use crate::StudyError;
 /// How long a process may take to end.
 const END: Duration = Duration::from_secs(4);
 
+/// Between two questions whether to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Runs this program once more with other arguments. It ends with this value.
 pub struct Process {
     /// What it is called in messages.
@@ -49,16 +52,20 @@ impl Process {
         Ok(Self { what, child, up })
     }
 
-    /// Waits until it is up.
-    pub fn await_up(&self, patience: Duration) -> Result<(), StudyError> {
-        let what = &self.what;
-        match self.up.recv_timeout(patience) {
-            Ok(()) => Ok(()),
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(StudyError::Failed(format!("{what} did not start: its message is above")))
-            }
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(StudyError::Failed(format!("{what} is not up after {} s", patience.as_secs())))
+    /// Waits until it is up, as long as nobody says to stop.
+    pub fn await_up(&self, patience: Duration, stop: &dyn Fn() -> bool) -> Result<(), StudyError> {
+        let (what, end) = (&self.what, Instant::now() + patience);
+        loop {
+            match self.up.recv_timeout(LOOK) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(StudyError::Failed(format!("{what} did not start: its message is above")));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) if stop() => return Err(StudyError::Interrupted),
+                Err(mpsc::RecvTimeoutError::Timeout) if Instant::now() > end => {
+                    return Err(StudyError::Failed(format!("{what} is not up after {} s", patience.as_secs())));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
             }
         }
     }

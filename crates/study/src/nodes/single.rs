@@ -36,7 +36,7 @@ impl NodeProcess {
             args.extend([OsStr::new("--pcap"), pcap.as_os_str()]);
         }
         let process = Process::start(format!("the node at {address}"), &args, NODE_READY)?;
-        process.await_up(START)?;
+        process.await_up(START, &|| false)?;
         Ok(Self { process })
     }
 

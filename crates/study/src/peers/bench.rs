@@ -93,6 +93,13 @@ pub struct StoreNotes {
 }
 
 impl StoreBench {
+    /// Bytes of memory that a store's three nodes take at least, together.
+    pub fn bytes(&self) -> u64 {
+        let (records, bytes) = (self.records.into(), self.value_bytes.into());
+        // A chain's nodes keep all twice.
+        3 * if self.models.is_empty() { 2 * ChainPeer::room(records, bytes) } else { records * bytes }
+    }
+
     /// Measures everything; rows come by store.
     pub fn run(&self, watch: &dyn Watch) -> Result<(MeasuredRows<StoreRow>, StoreNotes), StudyError> {
         let (mut absent, mut appends_ns) = (Vec::new(), Vec::new());
@@ -115,7 +122,8 @@ impl StoreBench {
         appends_ns: &mut Vec<(String, u64)>,
         watch: &dyn Watch,
     ) -> Result<(), StudyError> {
-        let (directory, loads) = (temporary(&self.directory)?, self.loads());
+        // On one disk with the cluster that runs: how long its syncs take is held against it.
+        let (directory, loads) = (temporary(self.at.as_ref().unwrap_or(&self.directory))?, self.loads());
         let total = subjects.len() * (loads.len() + 1);
         let mut done = 0;
         let mut step = |next: &str| {
@@ -123,13 +131,14 @@ impl StoreBench {
             done += 1;
         };
         // The disk is not the same from minute to minute, so each store has its own.
-        let append = || disk::appends(directory.path(), self.value_bytes as usize, self.time / 2).map(middle);
+        let append =
+            || disk::appends(directory.path(), self.value_bytes as usize, self.time / 2, &|| watch.stop()).map(middle);
         for subject in subjects {
             let name = subject.name();
             step(&format!("{name}: starting and loading"));
             appends_ns.push((name.clone(), append()?));
             let (room, stop) = (temporary(directory.path())?, || watch.stop());
-            let mut store = subject.start(self, room.path())?;
+            let mut store = subject.start(self, room.path(), &stop)?;
             let (records, bytes) = (u64::from(self.records), self.value_bytes as usize);
             let mut loaded = Loaded::new(&mut *store, records, bytes, self.most_clients(), &stop)?;
             for &(workload, skew, clients) in &loads {
@@ -266,7 +275,7 @@ impl<P> Started<P> {
         bench: &StoreBench,
         model: Option<Model>,
         deployment: Placement,
-        directory: &Path,
+        (directory, stop): (&Path, &dyn Fn() -> bool),
         connect: impl FnOnce(&ClusterClientConfig) -> Result<P, PeerError>,
     ) -> Result<Self, StudyError> {
         let room = ChainPeer::room(bench.records.into(), bench.value_bytes.into());
@@ -281,8 +290,8 @@ impl<P> Started<P> {
             suspect: Some(SUSPECT),
             sealed: Some(bench.sealed),
         };
-        let nodes = ClusterProcesses::start(directory, ClusterSettings::open(directory, &shape)?)?;
-        nodes.await_service(START)?;
+        let nodes = ClusterProcesses::start(directory, ClusterSettings::open(directory, &shape)?, stop)?;
+        nodes.await_service(START, stop)?;
         let cluster = connect(&nodes.settings().client())?;
         let spread = Spread::over((0..nodes.len()).filter_map(|node| nodes.process(node)));
         Ok(Self { cluster, _nodes: nodes, _spread: spread })
@@ -335,15 +344,18 @@ impl Subject {
         }
     }
 
-    fn start(&self, bench: &StoreBench, directory: &Path) -> Result<Box<dyn PeerStore>, StudyError> {
-        let clients = bench.most_clients();
+    fn start(
+        &self,
+        bench: &StoreBench,
+        directory: &Path,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Box<dyn PeerStore>, StudyError> {
+        let (clients, at) = (bench.most_clients(), (directory, stop));
         Ok(match self {
-            Self::Started(model, place) => {
-                Box::new(Started::start(bench, Some(*model), *place, directory, |config| {
-                    ClusterPeer::connect(config, *model, clients)
-                })?)
-            }
-            Self::Chain(place, manner) => Box::new(Started::start(bench, None, *place, directory, |config| {
+            Self::Started(model, place) => Box::new(Started::start(bench, Some(*model), *place, at, |config| {
+                ClusterPeer::connect(config, *model, clients)
+            })?),
+            Self::Chain(place, manner) => Box::new(Started::start(bench, None, *place, at, |config| {
                 let records = (bench.records.into(), bench.value_bytes.into());
                 ChainPeer::connect(config, *manner, records, clients)
             })?),

@@ -3,11 +3,11 @@
 use std::fs::{self, File};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
+use remora_lab::bound;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::PeerError;
@@ -42,16 +42,13 @@ impl Process {
         fs::create_dir_all(directory).map_err(failed)?;
         let log = directory.join("output");
         let output = File::create(&log).map_err(failed)?;
-        let child = Command::new(program)
+        let child = bound(program)
             .args(arguments)
             .current_dir(directory)
             // No setting but those of the command line.
             .env_clear()
-            .stdin(Stdio::null())
             .stdout(output.try_clone().map_err(failed)?)
             .stderr(output)
-            // Ctrl-C is for the parent, which ends it in order.
-            .process_group(0)
             .spawn()
             .map_err(failed)?;
         Ok(Self { child, log })
@@ -96,15 +93,15 @@ pub fn until_up<T>(
     after: Duration,
     mut attempt: impl FnMut() -> Option<T>,
 ) -> Result<T, PeerError> {
-    let end = Instant::now() + after;
+    let begin = Instant::now();
     loop {
         if let Some(up) = attempt() {
             return Ok(up);
         }
         let gone = processes.iter_mut().position(Process::ended);
-        if gone.is_some() || Instant::now() > end {
+        if gone.is_some() || begin.elapsed() > after {
             let log = processes.get(gone.unwrap_or(0)).map(Process::last_words).unwrap_or_default();
-            return Err(PeerError::NotUp { what, after, log });
+            return Err(PeerError::NotUp { what, after: begin.elapsed(), log });
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -138,13 +138,18 @@ pub struct Validation {
     pub winners: Vec<Winner>,
     /// The median of the absolute errors of latency.
     pub median_latency_error: f64,
-    /// The median of the absolute errors of the 99th percentile; 0 if nothing is predicted of that.
+    /// The median of the absolute errors of the 99th percentile. No number of what nothing is predicted of, as all three.
     pub median_tail_error: f64,
     /// The median of the absolute errors of rate.
     pub median_rate_error: f64,
     /// What stands on the NIC, if that was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub systems: Vec<SystemCell>,
+}
+
+/// A median error in words.
+pub fn median_error(error: f64) -> String {
+    if error.is_nan() { "of nothing".into() } else { format!("{:.1} %", error * 100.0) }
 }
 
 /// A way's prediction and its measurement in a round: one after the other, and 64 at once.

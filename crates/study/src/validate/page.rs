@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::judge::{Cell, RULE, Validation, Way, Winner};
+use super::judge::{Cell, RULE, Validation, Way, Winner, median_error};
 use super::{GOAL, LEFT_OUT, RATE_GOAL, SystemCell, TAIL_GOAL};
 use crate::machine::Machine;
 use crate::operations::Operation;
@@ -25,13 +25,13 @@ pub fn page(validation: &Validation, machine: &Machine, rounds: usize, source: O
     }
     let _ = writeln!(
         out,
-        "<p>The median error of the latency is {:.1} %, the goal {:.0} %; that of its 99th percentile {:.1} %, the goal \
-         {:.0} %; that of the rate with 64 in flight {:.1} %, the goal {:.0} %.</p>",
-        validation.median_latency_error * 100.0,
+        "<p>The median error of the latency is {}, the goal {:.0} %; that of its 99th percentile {}, the goal \
+         {:.0} %; that of the rate with 64 in flight {}, the goal {:.0} %.</p>",
+        median_error(validation.median_latency_error),
         GOAL * 100.0,
-        validation.median_tail_error * 100.0,
+        median_error(validation.median_tail_error),
         TAIL_GOAL * 100.0,
-        validation.median_rate_error * 100.0,
+        median_error(validation.median_rate_error),
         RATE_GOAL * 100.0
     );
     agreement(&mut out, validation);
