@@ -363,3 +363,24 @@ fn atomic_operations_on_one_word_take_turns_over_pcie_and_those_on_several_do_no
     let (one, several) = (end(1), end(16));
     assert!(one > TURNS && several < TURNS / 1.5, "{one} ns on one word, {several} ns on sixteen");
 }
+
+#[test]
+fn lost_packets_let_no_atomic_operation_end_before_its_word_was_read() {
+    // Four at a time on words of their own: each takes a read over PCIe, whatever came before and was lost.
+    let least = |loss| {
+        let spec = FabricSpec::new(&strom(&[]), (1, 1), star(2, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+        let mut fabric = Fabric::new(&FabricSpec { loss, ..spec }).unwrap();
+        let connection = fabric.connect(0, 1).unwrap();
+        let region = fabric.alloc(1, 4096).unwrap();
+        let mut least = Ps::MAX;
+        for _ in 0..1_000 {
+            for n in 0..4 {
+                let params = SequencerParams { address: region.va() + n * 64, key: region.key(), count: 1 };
+                fabric.submit(connection, Placement::Client, op::SEQUENCER, &params.encode(), n as u32).unwrap();
+            }
+            (0..4).for_each(|_| assert!(fabric.poll(&mut |done| least = least.min(done.latency)).unwrap()));
+        }
+        least
+    };
+    assert_eq!(least(0.01), least(0.0));
+}
