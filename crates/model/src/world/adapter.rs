@@ -14,6 +14,7 @@ use remora_wire::rpc::RpcHeader;
 use remora_wire::{AtomicEth, Bth, Opcode, Psn};
 
 use super::WorldError;
+use super::board::Flow;
 use super::bus::{Bus, Event};
 use super::client::Ends;
 use super::hardware::Hardware;
@@ -50,8 +51,8 @@ pub enum Posted {
     },
 }
 
-/// An answer's receiver, its queue pair there, and its number on that.
-type Answered = (u16, u32, Psn);
+/// The way of an answer, and its number on that.
+type Answered = (Flow, Psn);
 
 /// A NIC.
 pub struct Adapter {
@@ -79,7 +80,7 @@ pub struct Adapter {
     /// Whether a transmit event comes.
     waiting: bool,
     /// Of each queue pair the peer's NIC, and its queue pair there.
-    peers: BTreeMap<Qpn, (u16, u32)>,
+    peers: BTreeMap<Qpn, Flow>,
     /// When the NIC has the old values of atomic operations that it has carried out and not answered, by the answer's way.
     atomics: HashMap<Answered, Ps>,
 }
@@ -212,10 +213,10 @@ impl Adapter {
         // One that comes out of its turn is thrown away, and one that came before is answered from what the NIC remembers.
         if let Some(bth) = atomic.filter(|_| self.carried_out() > before)
             && let Some(Ok(word)) = packet.bytes.get(Bth::LEN..).map(AtomicEth::parse)
-            && let Some(&(nic, qp)) = self.peers.get(&Qpn(bth.dest_qp))
+            && let Some(&back) = self.peers.get(&Qpn(bth.dest_qp))
         {
             let here = self.hardware.borrow_mut().board.atomic(self.slot, now, word.va);
-            self.atomics.insert((nic, qp, bth.psn), here);
+            self.atomics.insert((back, bth.psn), here);
         }
         bus.land(number, packet);
         let landed = if landing > 0 { self.hardware.borrow_mut().board.store(self.slot, now, landing) } else { now };
@@ -237,13 +238,17 @@ impl Adapter {
             let way = (self.index, nic_of(route.remote));
             for (bytes, fetched) in self.batch.packets().zip(self.batch.fetched()) {
                 let mut hardware = self.hardware.borrow_mut();
-                let op = bytes.first().and_then(|&byte| Opcode::from_u8(byte));
-                let answer = Bth::parse(bytes).ok().filter(|_| op == Some(Opcode::RcAtomicAck));
-                let read = op.is_some_and(is_read_response);
-                let old = answer.and_then(|bth| self.atomics.remove(&(way.1, bth.dest_qp, bth.psn)));
+                // The engine makes no others.
+                let Ok(bth) = Bth::parse(bytes) else { continue };
+                let flow = (way.1, bth.dest_qp);
+                let old = match bth.opcode {
+                    Opcode::RcAtomicAck => self.atomics.remove(&(flow, bth.psn)),
+                    _ => None,
+                };
+                let read = is_read_response(bth.opcode);
                 let sent = match old {
-                    Some(here) => hardware.board.send_when(self.slot, here.max(now), bytes.len()),
-                    None => hardware.board.send(self.slot, now, bytes.len(), (fetched, read)),
+                    Some(here) => hardware.board.send_when(self.slot, flow, here.max(now), bytes.len()),
+                    None => hardware.board.send(self.slot, flow, now, bytes.len(), (fetched, read)),
                 };
                 let wire = hardware.board.on_wire(self.slot, bytes.len());
                 bus.launch(bytes, way, (route.local, route.remote), (wire, sent));

@@ -384,3 +384,35 @@ fn lost_packets_let_no_atomic_operation_end_before_its_word_was_read() {
     };
     assert_eq!(least(0.01), least(0.0));
 }
+
+#[test]
+fn who_reads_does_not_wait_for_atomic_operations_of_others() {
+    // A client has 16 atomic operations on one word under way, which take turns of 1.5 us and more; another one reads 64 B.
+    let read = |others: u32| {
+        let spec = FabricSpec::new(&strom(&[]), (2, 1), star(3, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+        let mut fabric = Fabric::new(&spec).unwrap();
+        let [changes, reads] = [0, 1].map(|client| fabric.connect(client, 2).unwrap());
+        let region = fabric.alloc(2, 64).unwrap();
+        let params = SequencerParams { address: region.va(), key: region.key(), count: 1 }.encode();
+        for _ in 0..others {
+            fabric.submit(changes, Placement::Client, op::SEQUENCER, &params, 0).unwrap();
+        }
+        fabric.submit_raw(reads, RawVerb::Read, &region, 64, 0).unwrap();
+        let mut latencies = Vec::new();
+        while latencies.len() < 200 {
+            let mut ended = None;
+            assert!(fabric.poll(&mut |done| ended = Some((done.connection, done.latency))).unwrap());
+            let (connection, latency) = ended.unwrap();
+            if connection == reads {
+                latencies.push(latency);
+                fabric.submit_raw(reads, RawVerb::Read, &region, 64, 0).unwrap();
+            } else {
+                fabric.submit(changes, Placement::Client, op::SEQUENCER, &params, 0).unwrap();
+            }
+        }
+        latencies.sort_unstable();
+        latencies[latencies.len() / 2].as_ns()
+    };
+    let (alone, beside) = (read(0), read(16));
+    assert!(beside < 1.1 * alone, "{beside} ns, alone {alone} ns");
+}
