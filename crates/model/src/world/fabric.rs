@@ -41,7 +41,7 @@ pub struct FabricSpec {
     pub mtu: u32,
     /// The part of packets that are lost on their way.
     pub loss: f64,
-    /// Seeds keys and numbers.
+    /// Seeds keys, numbers, and which packets are lost.
     pub seed: u64,
     /// Who serves RPC verbs on nodes at first.
     pub rpc_place: Placement,
@@ -189,7 +189,7 @@ impl Fabric {
             devices.push(made);
         }
         Ok(Self {
-            bus: Bus::new(Network::new(&spec.network, &links), spec.loss),
+            bus: Bus::new(Network::new(&spec.network, &links), (spec.loss, spec.seed)),
             now: Ps::ZERO,
             software: machines.iter().map(|_| Software::default()).collect(),
             machines,

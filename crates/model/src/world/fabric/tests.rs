@@ -416,3 +416,24 @@ fn who_reads_does_not_wait_for_atomic_operations_of_others() {
     let (alone, beside) = (read(0), read(16));
     assert!(beside < 1.1 * alone, "{beside} ns, alone {alone} ns");
 }
+
+#[test]
+fn which_packets_are_lost_hangs_on_the_seed() {
+    let latencies = |seed| {
+        let spec = FabricSpec::new(&strom(&[]), (1, 1), star(2, WhenFull::Pause, 1 << 20), (0, seed)).unwrap();
+        let mut fabric = Fabric::new(&FabricSpec { loss: 0.01, ..spec }).unwrap();
+        let connection = fabric.connect(0, 1).unwrap();
+        let region = fabric.alloc(1, 64).unwrap();
+        let read = |_| {
+            let mut latency = Ps::ZERO;
+            fabric.submit_raw(connection, RawVerb::Read, &region, 64, 0).unwrap();
+            assert!(fabric.poll(&mut |done| latency = done.latency).unwrap());
+            latency
+        };
+        let all: Vec<Ps> = (0..1_000).map(read).collect();
+        assert!((5..50).contains(&fabric.counts().dropped), "{:?}", fabric.counts());
+        all
+    };
+    assert_eq!(latencies(1), latencies(1));
+    assert_ne!(latencies(1), latencies(2));
+}
