@@ -239,7 +239,8 @@ impl Fabric {
         Some(self.machines.get(usize::from(machine))?.hardware.borrow())
     }
 
-    /// How busy everything of a machine was since usage was last forgotten, with the switch ports that it has for itself.
+    /// How busy everything of a machine was since usage was last forgotten, with the switch ports that it has for itself and the
+    /// one to it that others share.
     pub fn usage(&self, machine: u16) -> Vec<Usage> {
         let Some(machine) = self.machines.get(usize::from(machine)) else { return Vec::new() };
         let hardware = machine.hardware.borrow();

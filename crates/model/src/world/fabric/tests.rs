@@ -72,6 +72,10 @@ fn two_clients_of_a_node_share_its_port_and_those_of_two_nodes_do_not() {
         write_rates(&mut fabric, &connections, &of).into_iter().for_each(|rate| near(rate, each));
         let busiest = fabric.ports().into_iter().map(|port| port.busy).fold(0.0, f64::max);
         assert!(busiest > 0.95, "{busiest}");
+        // What limits two clients of one node is the port to it.
+        let usage = fabric.usage(2);
+        let binding = crate::resource::binding(&usage).unwrap();
+        assert!(nodes == 2 || binding.name == "switch port to it" && binding.busy > 0.95, "{usage:?}");
     }
 }
 
