@@ -290,17 +290,14 @@ impl Board {
                 0 => self.cache.access(line, access),
                 state => Lookup { hit: is_resident(line, state, self.spec.cache.size), written_back: None },
             };
-            let here = match found.hit {
-                true => at + self.cache.hit_time(),
-                false => {
-                    let Self { cores, memory, devices, far, .. } = self;
-                    cores.miss(at, |start| match (reached(devices, line * LINE), &mut *far) {
-                        (Some((device, link)), _) => device.borrow_mut().read(*link, start, line * LINE, LINE).1,
-                        (None, Some(far)) => far.read(memory.read(start, line * LINE, LINE), LINE).1,
-                        (None, None) => memory.read(start, line * LINE, LINE).1,
-                    })
-                }
-            };
+            let Self { cores, cache, memory, devices, far, .. } = self;
+            // A line of the last-level cache, too, takes a miss of the core's own.
+            let here = cores.miss(at, |start| match (found.hit, reached(devices, line * LINE), &mut *far) {
+                (true, ..) => start + cache.hit_time(),
+                (false, Some((device, link)), _) => device.borrow_mut().read(*link, start, line * LINE, LINE).1,
+                (false, None, Some(far)) => far.read(memory.read(start, line * LINE, LINE), LINE).1,
+                (false, None, None) => memory.read(start, line * LINE, LINE).1,
+            });
             if let Some(old) = found.written_back {
                 self.write_memory(here, old * LINE, LINE);
             }

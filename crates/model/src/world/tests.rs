@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use remora_kernel::{Status, crc64, op};
+use remora_kernel::{Call, Kernel, Memory, Status, crc64, op};
 use remora_memory::Region;
 use remora_store::{Place, list};
 
@@ -266,5 +266,38 @@ fn a_lookup_that_fails_says_so_in_every_place() {
             assert!(pair.poll(&mut |done| status = Some((done.status, done.reply.len()))).unwrap());
             assert_eq!(status, Some((expected, 0)), "{placement:?}");
         }
+    }
+}
+
+/// Reads so many bytes from where its parameters say.
+#[derive(Clone)]
+struct ReadAll(usize);
+
+impl Kernel for ReadAll {
+    async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        let number = |at: usize| u64::from_le_bytes(call.params[at..at + 8].try_into().unwrap());
+        memory.read(number(0) as u32, number(8), &mut vec![0; self.0]).await.map_or(Status::AccessDenied, |()| Status::Ok)
+    }
+}
+
+#[test]
+fn a_core_reads_no_faster_than_its_misses_let_it_however_many_others_there_are() {
+    // RAMBDA's 20 cores have 12 misses each. From memory, 85 ns a line, 16 KiB are 22 rounds of 12 lines; from the last-level
+    // cache, 20 ns, as many.
+    let read = |state: u64, bytes: usize| {
+        let spec = PairSpec::new(&platform("rambda", &[]), state, 7).unwrap();
+        let mut pair = Pair::with_kernels(&spec, ReadAll(bytes), &[0x100]).unwrap();
+        let region = pair.alloc(1 << 14).unwrap();
+        let params = [u64::from(region.key()), region.va()].map(u64::to_le_bytes).concat();
+        pair.submit(Placement::Host, 0x100, &params, 0).unwrap();
+        let mut latency = None;
+        assert!(pair.poll(&mut |done| latency = Some((done.status, done.latency))).unwrap());
+        assert_eq!(latency.unwrap().0, Status::Ok);
+        latency.unwrap().1.as_ns()
+    };
+    for (state, each) in [(1 << 44, 85.0), (1, 20.0)] {
+        let more = read(state, 1 << 14) - read(state, 64);
+        let by_hand = (256.0 / 12.0 - 1.0) * each;
+        assert!((more / by_hand - 1.0).abs() < 0.06, "{more} ns, by hand {by_hand} ns");
     }
 }

@@ -370,15 +370,19 @@ impl Way<'_> {
         self.turn(Side::Node);
         for access in &self.operation.accesses {
             self.rounds(access, |way, access| {
-                // All lines are asked for at once: the access has it as short as a hit if all of them do.
+                // All lines are asked for at once, as far as the core has misses: the access has it as short as a hit if all of
+                // them do. A line of the last-level cache takes a miss, too, for a shorter time.
                 let lines = (access.bytes / LINE).ceil().max(1.0);
                 let all = hit.powf(lines);
                 let missed = lines * (1.0 - hit);
+                let each = miss - hit * saved;
                 way.path.load("memory", Station::HostMisses, miss, 0.0, (all, saved));
                 if let Some(visit) = way.path.visits.last_mut() {
-                    visit.servers = (missed / (1.0 - all).max(1e-9)).max(1.0);
+                    visit.servers = (lines * each / (miss - all * saved).max(1e-9)).max(1.0);
                 }
-                way.path.pass("memory", Station::HostDram, missed * line, (missed - 1.0).max(0.0) * line.max(across));
+                let streamed = (missed - 1.0).max(0.0) * line.max(across);
+                let rounds = (lines / host.misses.max(1) as f64 - 1.0).max(0.0) * each;
+                way.path.pass("memory", Station::HostDram, missed * line, streamed.max(rounds));
                 way.path.pass("memory", Station::Sockets, missed * across, 0.0);
                 way.turn(Side::Node);
             });

@@ -273,14 +273,14 @@ fn a_node_moves_the_calls_of_all_its_clients_when_another_keeps_its_host_busy() 
     let mut fabric = Fabric::new(&spec).unwrap();
     let connections = [0, 1, 2].map(|client| fabric.connect(client, 3).unwrap());
     fabric.place_calls(3, Placing::Auto);
-    let (elements, store) = (fabric.alloc(3, 64 * 64).unwrap(), fabric.alloc(3, 64 * 64).unwrap());
+    let (elements, store) = (fabric.alloc(3, 64 * 64).unwrap(), fabric.alloc(3, 8192).unwrap());
     let place = |region: &Region| Stored { va: region.va(), key: region.key() };
     let (list, image) = list::build((0..8).map(|n| (n, &[7; 64][..])), 64, place(&elements), place(&store));
     elements.write(elements.va(), &image.elements).unwrap();
     store.write(store.va(), &image.values).unwrap();
     let left = list.traversal_params(7).encode();
     // No checksum is right there.
-    let wrong = ConsistencyParams { address: store.va(), key: store.key(), len: 4096, max_tries: 64 }.encode();
+    let wrong = ConsistencyParams { address: store.va(), key: store.key(), len: 8192, max_tries: 64 }.encode();
     let (mut under_way, mut neighbours, mut at, mut moves) = ([0u32; 2], 0, Vec::new(), Vec::new());
     for (stretch, busy) in [false, true, false].into_iter().enumerate() {
         let end = Ps((stretch as u64 + 1) * 10 * MS);
