@@ -288,7 +288,12 @@ impl Board {
         for line in self.cache.lines(va, bytes) {
             let found = match self.spec.state {
                 0 => self.cache.access(line, access),
-                state => Lookup { hit: is_resident(line, state, self.spec.cache.size), written_back: None },
+                state => {
+                    let hit = is_resident(line, state, self.spec.cache.size);
+                    // In the long run a line that is changed there leaves for each that comes to be changed.
+                    let changes = !hit && access == CacheAccess::Store;
+                    Lookup { hit, written_back: changes.then_some(line) }
+                }
             };
             let Self { cores, cache, memory, devices, far, .. } = self;
             // A line of the last-level cache, too, takes a miss of the core's own.

@@ -301,3 +301,31 @@ fn a_core_reads_no_faster_than_its_misses_let_it_however_many_others_there_are()
         assert!((more / by_hand - 1.0).abs() < 0.06, "{more} ns, by hand {by_hand} ns");
     }
 }
+
+/// Writes so many bytes to where its parameters say.
+#[derive(Clone)]
+struct WriteAll(usize);
+
+impl Kernel for WriteAll {
+    async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        let number = |at: usize| u64::from_le_bytes(call.params[at..at + 8].try_into().unwrap());
+        memory.write(number(0) as u32, number(8), &vec![1; self.0]).await.map_or(Status::AccessDenied, |()| Status::Ok)
+    }
+}
+
+#[test]
+fn what_a_core_changes_beyond_its_caches_memory_brings_and_takes_back() {
+    // 100 calls write 16 KB each: all lines come from memory, of 35 GB/s, and go back.
+    let spec = PairSpec::new(&platform("strom-10g", &[]), 1 << 44, 7).unwrap();
+    let mut pair = Pair::with_kernels(&spec, WriteAll(1 << 14), &[0x100]).unwrap();
+    let region = pair.alloc(1 << 14).unwrap();
+    let params = [u64::from(region.key()), region.va()].map(u64::to_le_bytes).concat();
+    for _ in 0..100 {
+        pair.submit(Placement::Host, 0x100, &params, 0).unwrap();
+        assert!(pair.poll(&mut |done| assert_eq!(done.status, Status::Ok)).unwrap());
+    }
+    let span = pair.now().as_secs();
+    let memory = pair.usage()[1].iter().find(|usage| usage.name == "memory").unwrap().busy * span * 35e9;
+    let moved = 100.0 * f64::from(1 << 14);
+    assert!((memory / (2.0 * moved) - 1.0).abs() < 0.01, "{memory} B for {moved} written");
+}

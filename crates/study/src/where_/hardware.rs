@@ -382,7 +382,9 @@ impl Way<'_> {
                 }
                 let streamed = (missed - 1.0).max(0.0) * line.max(across);
                 let rounds = (lines / host.misses.max(1) as f64 - 1.0).max(0.0) * each;
-                way.path.pass("memory", Station::HostDram, missed * line, streamed.max(rounds));
+                // What is written comes first and goes back.
+                let moved = if access.kind == Kind::Write { 2.0 * missed } else { missed };
+                way.path.pass("memory", Station::HostDram, moved * line, streamed.max(rounds));
                 way.path.pass("memory", Station::Sockets, missed * across, 0.0);
                 way.turn(Side::Node);
             });
