@@ -276,7 +276,10 @@ struct ReadAll(usize);
 impl Kernel for ReadAll {
     async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
         let number = |at: usize| u64::from_le_bytes(call.params[at..at + 8].try_into().unwrap());
-        memory.read(number(0) as u32, number(8), &mut vec![0; self.0]).await.map_or(Status::AccessDenied, |()| Status::Ok)
+        memory
+            .read(number(0) as u32, number(8), &mut vec![0; self.0])
+            .await
+            .map_or(Status::AccessDenied, |()| Status::Ok)
     }
 }
 
@@ -328,4 +331,21 @@ fn what_a_core_changes_beyond_its_caches_memory_brings_and_takes_back() {
     let memory = pair.usage()[1].iter().find(|usage| usage.name == "memory").unwrap().busy * span * 35e9;
     let moved = 100.0 * f64::from(1 << 14);
     assert!((memory / (2.0 * moved) - 1.0).abs() < 0.01, "{memory} B for {moved} written");
+}
+
+#[test]
+fn a_call_to_cores_on_a_card_takes_the_cards_own_way_there_and_back() {
+    // A posted write and half a look, then a doorbell and the fetch of the command: as for the same cores as a machine.
+    let bluefield = platform("bluefield2", &[]);
+    let way = |path: &str| bluefield.params.get(path).unwrap().value / 1e3;
+    let pcie = |name: &str| way(&format!("nic.cores.pcie.{name}_latency"));
+    let by_hand = pcie("write") + way("nic.cores.machine.poll") / 2.0 + pcie("mmio") + pcie("read");
+    let none = ["write", "mmio", "read"].map(|name| format!("nic.cores.pcie.{name}_latency"));
+    let none: Vec<(&str, f64)> =
+        none.iter().map(|path| (&**path, 0.0)).chain([("nic.cores.machine.poll", 0.0)]).collect();
+    let near = bluefield.with(&none).unwrap();
+    let more = (walk(&bluefield, Placement::Nic, 4) - walk(&near, Placement::Nic, 4)).as_ns();
+    assert!((more - by_hand).abs() < 0.1, "{more} ns, by hand {by_hand} ns");
+    let host = [&bluefield, &near].map(|platform| walk(platform, Placement::Host, 4));
+    assert_eq!(host[0], host[1]);
 }

@@ -300,7 +300,9 @@ impl Way<'_> {
     fn nic_cores(&mut self) -> Option<()> {
         let (card, cores) = (self.machines.card.as_ref()?, self.machines.node.card.as_ref()?);
         let near = self.operation.memory == Memory::Near && self.operation.state <= cores.dram_size as f64;
+        let [there, back] = self.machines.node.card_way.map(|way| ns(way.0));
         self.call();
+        self.path.wait("card", there);
         self.path.hold("dispatch", Station::NicCores, ns(cores.dispatch), 0.0);
         let hit = self.operation.hit_ratio(card.cache.size_bytes as f64);
         let turn = ns(card.cores.switch_ps);
@@ -339,6 +341,7 @@ impl Way<'_> {
         let compute = self.operation.cycles / self.machines.node.core.clock * 1e9 / card.speed;
         self.path.hold("compute", Station::NicCores, compute, 0.0);
         self.path.hold("command", Station::NicCores, ns(cores.issue), 0.0);
+        self.path.wait("card", back);
         self.reply(false);
         Some(())
     }
