@@ -111,6 +111,9 @@ pub struct Measured {
     pub joules_per_op: Option<f64>,
     /// Events that it took.
     pub events: u64,
+    /// Calls came at a rate, and more of them than ended: latencies say how long one looked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fell_behind: bool,
 }
 
 /// How busy something was.
@@ -258,9 +261,13 @@ impl Modelled {
                     calling.run_open(&mut arrivals, slots, Until::Begun(count), &mut tally, stop)
                 };
                 run(self, warm_up, &mut |_, _, _| {})?;
-                let mut taken = self.count();
-                run(self, count, &mut |more, since, at| taken.add(more, since, at))?;
-                Ok(self.counted(&taken))
+                let (mut taken, mut times) = (self.count(), Vec::new());
+                let mut tally = |more, since, at| {
+                    taken.add(more, since, at);
+                    times.push((since, at));
+                };
+                run(self, count, &mut tally)?;
+                Ok(Measured { fell_behind: falls_behind(&times), ..self.counted(&taken) })
             }
         }
     }
@@ -298,8 +305,23 @@ impl Modelled {
                 .energy(u64::from(self.placement == Placement::Host))
                 .map(|Energy { client, node }| per_op(client + node)),
             events: self.pair.events() - events,
+            fell_behind: false,
         }
     }
+}
+
+/// Of the calls that come while the later half of all do, so many may be left waiting beyond those that were before; and so many
+/// in any case.
+const LEFT: f64 = 0.1;
+const LEFT_LEAST: f64 = 10.0;
+
+/// Whether of calls that came and ended at these times ever more waited.
+fn falls_behind(times: &[(Ps, Ps)]) -> bool {
+    let mut came: Vec<Ps> = times.iter().map(|(since, _)| *since).collect();
+    came.sort_unstable();
+    let (Some(&last), Some(&half)) = (came.last(), came.get(came.len() / 2)) else { return false };
+    let waiting = |at: Ps| times.iter().filter(|(since, end)| *since <= at && *end > at).count() as f64;
+    waiting(last) - waiting(half) > (LEFT * came.len() as f64 / 2.0).max(LEFT_LEAST)
 }
 
 /// What is counted of calls from a time on.

@@ -35,12 +35,15 @@ pub struct WorldRun {
     pub joules_per_op: Option<f64>,
     /// Events that it took.
     pub events: u64,
+    /// More operations came than the place serves: ever more wait, and latencies say how long one looked.
+    pub fell_behind: bool,
 }
 
 impl WorldRun {
     /// What is to be as small as can be, of a run with the load of [`loaded`]; `None` if the platform does not say what that takes.
     pub fn cost(&self, goal: Goal) -> Option<f64> {
         match goal {
+            Goal::Latency if self.fell_behind => Some(f64::INFINITY),
             Goal::Latency => Some(self.p50_ns as f64),
             Goal::Energy => self.joules_per_op,
             Goal::Rate => Some(1e9 / self.ops_per_s),
@@ -214,6 +217,7 @@ fn measure(
         binding: measured.binding,
         joules_per_op: measured.joules_per_op,
         events: measured.events,
+        fell_behind: measured.fell_behind,
     })
 }
 
@@ -320,6 +324,31 @@ mod tests {
         assert!((little.ops_per_s / (0.1 * most) - 1.0).abs() < 0.05, "{little:?} of {most}");
         assert!((little.p50_ns as f64 / alone.p50_ns as f64 - 1.0).abs() < 0.05, "{little:?} of {alone:?}");
         assert!(much.p99_ns > little.p99_ns && much.p50_ns > little.p50_ns, "{much:?} of {little:?}");
+    }
+
+    #[test]
+    fn what_comes_faster_than_it_is_served_waits_for_ever_and_that_is_said() {
+        let platform = Platform::load("rambda").unwrap();
+        for place in world::placements(&platform) {
+            let most = at(&platform, place, &list(Clients::default(), Load::Closed(120)), 4_000).ops_per_s;
+            let waits = |part, count| {
+                let run = at(&platform, place, &list(Clients::default(), Load::Open(part * most)), count);
+                (run.fell_behind, run.cost(Goal::Latency))
+            };
+            for count in [500, 4_000] {
+                let (fell_behind, cost) = waits(0.85, count);
+                assert!(!fell_behind && cost.is_some_and(f64::is_finite), "{place}, {count} calls");
+                assert_eq!(waits(1.5, count), (true, Some(f64::INFINITY)), "{place}, {count} calls");
+            }
+        }
+        // Of a packet in a hundred lost, the screen knows nothing.
+        let clients = Clients { loss: 0.01, ..Clients::default() };
+        let operation = list(clients, Load::Open(4e5));
+        let options = super::super::WhereOptions { points: 4, flips: 0, ..Default::default() };
+        let answer = super::super::decide(&platform, &operation, &options).unwrap();
+        let behind = |place| answer.world.iter().any(|run| run.place == place && run.fell_behind);
+        assert!(behind(Placement::Client), "{answer:?}");
+        assert!(answer.line.contains("carr"), "{}", answer.line);
     }
 
     #[test]
