@@ -478,10 +478,10 @@ fn simulations(out: &mut String, answer: &Answer) {
             continue;
         }
         let text = format!(
-            "engine in modelled time: {} p50 {}, p99 {}{}, {} ops/s{joule}, busiest {}",
+            "engine in modelled time: {} p50 {}{}{}, {} ops/s{joule}, busiest {}",
             run.place,
             time(run.p50_ns as f64),
-            time(run.p99_ns as f64),
+            run.p99_ns.map_or(String::new(), |ns| format!(", p99 {}", time(ns as f64))),
             run.p999_ns.map_or(String::new(), |ns| format!(", p99.9 {}", time(ns as f64))),
             rate(run.ops_per_s),
             run.binding
