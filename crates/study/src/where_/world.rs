@@ -122,12 +122,14 @@ pub(super) fn spec(platform: &Platform, operation: &Operation, seed: u64) -> Res
         let none = || world::WorldError::Missing { platform: platform.name.clone(), what: "second socket" };
         spec.node.far = Some(platform.sockets.clone().ok_or_else(none)?);
     }
-    // As many as calls use at once; the others only take room.
-    let under_way = match operation.load {
-        Load::Closed(under_way) => under_way.min(MOST_UNDER_WAY),
-        Load::Open(_) => MOST_UNDER_WAY,
+    // As many as calls of one client use at once; the others only take room.
+    let all = match operation.load {
+        Load::Closed(under_way) => under_way.min(most(&operation.clients)),
+        Load::Open(_) => most(&operation.clients),
     };
-    let queue_pairs = client.queue_pairs.min(under_way.into()) as u16;
+    let busiest = operation.clients.shares().first().copied().unwrap_or(1.0);
+    let under_way = (f64::from(all) * busiest).ceil().clamp(1.0, f64::from(MOST_UNDER_WAY));
+    let queue_pairs = client.queue_pairs.min(under_way as u64) as u16;
     Ok(PairSpec { clients: machines as u16, client_skew: skew, queue_pairs, loss, ..spec })
 }
 
@@ -286,6 +288,19 @@ mod tests {
         assert!(super::super::missing(&alone, &far, Goal::Latency).is_some_and(|why| why.contains("[host.sockets]")));
         let error = run(&alone, &far, Placement::Client, (1, 1)).unwrap().unwrap_err().to_string();
         assert!(error.contains("second socket"), "{error}");
+    }
+
+    #[test]
+    fn a_client_has_as_many_queue_pairs_as_its_own_calls_use() {
+        let platform = Platform::load("rambda").unwrap();
+        let pairs = |machines, skew, load| {
+            let clients = Clients { machines, threads: 8, skew, connections: Some(1_000_000), ..Clients::default() };
+            spec(&platform, &list(clients, load), 1).unwrap().queue_pairs
+        };
+        assert_eq!([1, 2, 64, 1024].map(|machines| pairs(machines, 0.0, Load::Closed(128))), [128, 64, 2, 1]);
+        assert_eq!([1, 2, 64, 1024].map(|machines| pairs(machines, 0.0, Load::Open(1e6))), [128, 128, 4, 1]);
+        // Of unequal ones the busiest has most of them all.
+        assert!(pairs(64, 3.0, Load::Closed(128)) > 64);
     }
 
     #[test]
