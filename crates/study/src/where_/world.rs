@@ -225,6 +225,8 @@ fn measure(
 
 #[cfg(test)]
 mod tests {
+    use remora_model::platform::Dimension;
+
     use super::*;
 
     /// Four elements and a value of a line, as this many clients ask for them.
@@ -370,6 +372,33 @@ mod tests {
     }
 
     #[test]
+    fn hardware_at_half_the_pace_takes_twice_as_long_and_does_half_as_much() {
+        for name in ["strom-10g", "rambda", "bluefield2"] {
+            let platform = Platform::load(name).unwrap();
+            let slower: Vec<(&str, f64)> = platform
+                .params
+                .iter()
+                .filter_map(|param| match param.dimension {
+                    Dimension::Time => Some((&*param.path, 2.0 * param.value)),
+                    Dimension::Bandwidth | Dimension::Rate => Some((&*param.path, param.value / 2.0)),
+                    _ => None,
+                })
+                .collect();
+            let slow = platform.with(&slower).unwrap();
+            for place in world::placements(&platform) {
+                for under_way in [1, 16, 64] {
+                    let operation = list(Clients::default(), Load::Closed(under_way));
+                    let [fast, slow] = [&platform, &slow].map(|platform| at(platform, place, &operation, 1_000));
+                    let times = [slow.p50_ns as f64 / fast.p50_ns as f64, fast.ops_per_s / slow.ops_per_s];
+                    let what = format!("{name} {place}, {under_way} under way: {times:?}");
+                    // How far ahead a NIC sends has a part that does not follow: acknowledgements of many merge a little otherwise.
+                    assert!(times.iter().all(|times| (times - 2.0).abs() < 0.08), "{what}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn interrupts_make_the_tail_and_not_the_median() {
         let rambda = Platform::load("rambda").unwrap();
         let operation = list(Clients::default(), Load::Closed(1));
@@ -428,8 +457,9 @@ mod tests {
                             [screen.p50_ns / engine.p50_ns as f64 - 1.0, screen.ops_per_s / engine.ops_per_s - 1.0];
                         let what = format!("{name} {place} {}, {load:?}: {off:.2?}", operation.title);
                         println!("{what}");
-                        // Rows and blocks at once fill queues in bursts, which the screen does not know.
-                        let most = if operation.accesses.iter().all(|access| access.dependent) { 0.12 } else { 0.2 };
+                        // Rows and blocks at once fill queues in bursts, a core's own misses among them, which the screen does
+                        // not know.
+                        let most = if operation.accesses.iter().all(|access| access.dependent) { 0.12 } else { 0.25 };
                         assert!(off.iter().all(|off| off.abs() < most), "{what} of {engine:?}");
                     }
                 }

@@ -441,3 +441,60 @@ fn which_packets_are_lost_hangs_on_the_seed() {
     assert_eq!(latencies(1), latencies(1));
     assert_ne!(latencies(1), latencies(2));
 }
+
+#[test]
+fn machines_and_devices_that_nobody_uses_change_nothing() {
+    let latencies = |idle: u16, device: bool| {
+        let spec = FabricSpec::new(&strom(&[]), (1, 1 + idle), star(2 + idle, WhenFull::Pause, 1 << 20), (0, 7));
+        let mut spec = spec.unwrap();
+        if device {
+            let memory = MemoryParams::dram(100_000, 1e9, 1);
+            let params = MemoryDeviceParams { link_ps: 300_000, link_bytes_per_s: 4e9, memory, links: 2 };
+            spec.devices.push(DeviceSpec { params, machines: vec![0, 1] });
+        }
+        let mut fabric = Fabric::new(&spec).unwrap();
+        let connection = fabric.connect(0, 1).unwrap();
+        let region = fabric.alloc(1, 1 << 14).unwrap();
+        let mut all = Vec::new();
+        for (n, verb) in [RawVerb::Read, RawVerb::Write, RawVerb::Read].into_iter().cycle().take(60).enumerate() {
+            fabric.submit_raw(connection, verb, &region, 64 << (n % 8), 0).unwrap();
+            if n % 3 == 2 {
+                (0..3).for_each(|_| assert!(fabric.poll(&mut |done| all.push(done.latency)).unwrap()));
+            }
+        }
+        all
+    };
+    let alone = latencies(0, false);
+    assert_eq!((alone.len(), &alone), (60, &latencies(1, false)));
+    assert_eq!((&alone, &alone), (&latencies(0, true), &latencies(3, true)));
+}
+
+#[test]
+fn each_verb_puts_its_payload_and_headers_on_the_wire() {
+    // Beside BTH and ICRC, 16 B, a packet has 66 B of preamble, gap, Ethernet, IP and UDP. A RETH has 16 B, an AETH 4, and an
+    // atomic operation's header 28 B, its old value 8.
+    const EACH: u64 = 16 + 66;
+    let spec = FabricSpec::new(&strom(&[]), (1, 1), star(2, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+    for len in [1u64, 4, 63, 64, 1408, 1409, 4096, 60_000] {
+        // Payload of up to 1408 B a packet, in whole words of 4 B.
+        let (packets, payload) = (len.div_ceil(1408), len.next_multiple_of(4));
+        // The first of a READ's answers and the last one acknowledge.
+        let read = EACH + 16 + packets * EACH + payload + 4 * packets.min(2);
+        let write = packets * EACH + payload + 16 + EACH + 4;
+        for (verb, bytes) in [(RawVerb::Read, read), (RawVerb::Write, write)] {
+            let mut fabric = Fabric::new(&spec).unwrap();
+            let connection = fabric.connect(0, 1).unwrap();
+            let region = fabric.alloc(1, 1 << 16).unwrap();
+            fabric.submit_raw(connection, verb, &region, len as u32, 0).unwrap();
+            assert!(fabric.poll(&mut |_| {}).unwrap());
+            assert_eq!(fabric.counts().wire_bytes, bytes, "{verb:?} of {len} B");
+        }
+    }
+    let mut fabric = Fabric::new(&spec).unwrap();
+    let connection = fabric.connect(0, 1).unwrap();
+    let region = fabric.alloc(1, 64).unwrap();
+    let params = SequencerParams { address: region.va(), key: region.key(), count: 1 }.encode();
+    fabric.submit(connection, Placement::Client, op::SEQUENCER, &params, 0).unwrap();
+    assert!(fabric.poll(&mut |_| {}).unwrap());
+    assert_eq!(fabric.counts().wire_bytes, EACH + 28 + EACH + 4 + 8);
+}
