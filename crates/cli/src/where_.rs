@@ -468,11 +468,20 @@ fn simulations(out: &mut String, answer: &Answer) {
     }
     for run in &answer.world {
         let joule = run.joules_per_op.map_or(String::new(), |joules| format!(", {} ops/J", rate(1.0 / joules)));
+        if run.fell_behind {
+            let text = format!(
+                "engine in modelled time: {} does not carry the load: it does {} ops/s, and what comes waits ever longer",
+                run.place,
+                rate(run.ops_per_s)
+            );
+            wrap(out, 0, "", &text);
+            continue;
+        }
         let text = format!(
-            "engine in modelled time: {} p50 {}, p99 {}{}, {} ops/s{joule}, busiest {}",
+            "engine in modelled time: {} p50 {}{}{}, {} ops/s{joule}, busiest {}",
             run.place,
             time(run.p50_ns as f64),
-            time(run.p99_ns as f64),
+            run.p99_ns.map_or(String::new(), |ns| format!(", p99 {}", time(ns as f64))),
             run.p999_ns.map_or(String::new(), |ns| format!(", p99.9 {}", time(ns as f64))),
             rate(run.ops_per_s),
             run.binding

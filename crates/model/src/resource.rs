@@ -19,9 +19,9 @@ use crate::time::Ps;
 use order::Turns;
 use usage::Meter;
 
-/// Idle times between reservations that are remembered. The oldest are forgotten first: what is asked for by then lies
-/// ahead of them.
-const GAPS: usize = 16;
+/// Idle times between reservations that are remembered, of which the oldest are forgotten first. It takes as many as there may be
+/// ahead of the present, or what comes now would wait behind what comes back later: reads of PCIe have up to 256 tags.
+const GAPS: usize = 512;
 
 /// The reservations of one server.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ struct Timeline {
 
 impl Timeline {
     fn new() -> Self {
-        Self { free: Ps::ZERO, gaps: VecDeque::with_capacity(GAPS + 1) }
+        Self { free: Ps::ZERO, gaps: VecDeque::new() }
     }
 
     /// The earliest start of `work` from `at` on, and the gap in which it lies.

@@ -85,6 +85,8 @@ pub struct Nic {
     /// The members of multicast groups.
     pub(crate) groups: Groups,
     active: VecDeque<u32>,
+    /// Those that have had their turn in the batch being filled, and have more.
+    served: VecDeque<u32>,
     timers: Timers,
     rng: ChaCha12Rng,
     pub(crate) management: Management,
@@ -142,6 +144,7 @@ impl Nic {
             },
             groups: Groups::default(),
             active: VecDeque::new(),
+            served: VecDeque::new(),
             timers: Timers::default(),
             rng,
             management,
@@ -518,13 +521,17 @@ impl Nic {
             }
             let Some(qpn) = self.active.pop_front() else { break };
             let Some(qp) = self.qps.get_mut(qpn) else { continue };
+            let before = batch.len();
             qp.emit(&mut self.ctx, now, batch);
             qp.active = qp.has_work();
             if qp.active {
-                self.active.push_back(qpn);
+                let behind = if batch.len() > before { &mut self.served } else { &mut self.active };
+                behind.push_back(qpn);
             }
             self.timers.update(qp);
         }
+        // Behind those whose peer is another than the batch's: else who always has more would have the first turn of each.
+        self.active.append(&mut self.served);
         self.loop_multicast();
         !batch.is_empty() || queue_pairs_first && batch.route().is_none() && self.management.emit(batch)
     }

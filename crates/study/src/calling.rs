@@ -159,6 +159,11 @@ impl<'a, C: Caller + ?Sized> Calling<'a, C> {
         self
     }
 
+    /// Who makes them.
+    pub fn caller(&mut self) -> &mut C {
+        self.caller
+    }
+
     /// Makes the calls turn by turn, with so many of them under way.
     pub fn turns(mut self, in_flight: u32, until: Until) -> (Self, load::Closed) {
         self.ids.resize(in_flight as usize, 0);

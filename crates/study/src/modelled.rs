@@ -10,7 +10,7 @@ use remora_lab::writer::{WriterConfig, fill_object};
 use remora_memory::Region;
 use remora_model::resource::Usage;
 use remora_model::time::Ps;
-use remora_model::world::{Done, Energy, Pair, PairSpec, WorldError, Writer};
+use remora_model::world::{Counts, Done, Energy, Pair, PairSpec, WorldError, Writer};
 use remora_real::{LinkKind, RemoteRegion};
 use remora_service::{CallKind, Choice, Full, MAX_CALLS, Placer, Placing, Ticket, is_result};
 use serde::{Deserialize, Serialize};
@@ -111,6 +111,9 @@ pub struct Measured {
     pub joules_per_op: Option<f64>,
     /// Events that it took.
     pub events: u64,
+    /// Calls came at a rate, and more of them than ended: latencies say how long one looked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fell_behind: bool,
 }
 
 /// How busy something was.
@@ -218,7 +221,8 @@ impl Modelled {
         self.measure_load(calls, Offered::InFlight(in_flight), count, stop)
     }
 
-    /// Runs `count` calls as they come, after some that are not measured.
+    /// Runs `count` calls as they come, after some that are not measured. Of a closed loop as many are under way from the first
+    /// of them to the last, so that rate and latency are those of that many; what has begun by then ends unmeasured.
     pub fn measure_load(
         &mut self,
         calls: &mut dyn Calls,
@@ -227,39 +231,62 @@ impl Modelled {
         stop: &dyn Fn() -> bool,
     ) -> Result<Measured, ModelError> {
         let (placement, auto) = (self.placement, self.auto);
-        let mut run = |model: &mut Self, count, tally: &mut dyn FnMut(u64, Ps, Ps)| {
-            let calling = Calling::new(model, calls, placement).auto(auto);
-            let mut tally = |more, since, at| tally(more, since, at);
-            match offered {
-                Offered::InFlight(under_way) => calling.run(under_way, Until::Begun(count), &mut tally, stop),
-                Offered::Arriving { per_s, slots, seed } => {
-                    let mut arrivals = load::Arrivals::poisson(per_s, seed);
-                    calling.run_open(&mut arrivals, slots, Until::Begun(count), &mut tally, stop)
-                }
-            }
-        };
         let warm_up = match offered {
             // Who chooses has to learn first.
             _ if auto.is_some() => LEARNING * count,
             Offered::InFlight(under_way) => (count / WARM_UP).max(u64::from(under_way)),
             Offered::Arriving { .. } => count / WARM_UP,
         };
-        run(self, warm_up, &mut |_, _, _| {})?;
+        match offered {
+            Offered::InFlight(under_way) => {
+                let calling = Calling::new(self, calls, placement).auto(auto);
+                let (mut calling, mut turns) = calling.turns(under_way, Until::Over);
+                let mut ended = 0;
+                while ended < warm_up && turns.turn(&mut calling, &mut |_, _, _| ended += 1, stop)? {}
+                let mut taken = calling.caller().count();
+                while taken.latencies.count() < count
+                    && turns.turn(&mut calling, &mut |more, since, at| taken.add(more, since, at), stop)?
+                {
+                }
+                let measured = calling.caller().counted(&taken);
+                turns.finish();
+                while turns.turn(&mut calling, &mut |_, _, _| {}, stop)? {}
+                Ok(measured)
+            }
+            Offered::Arriving { per_s, slots, seed } => {
+                let mut run = |model: &mut Self, count, tally: &mut dyn FnMut(u64, Ps, Ps)| {
+                    let mut arrivals = load::Arrivals::poisson(per_s, seed);
+                    let calling = Calling::new(model, calls, placement).auto(auto);
+                    let mut tally = |more, since, at| tally(more, since, at);
+                    calling.run_open(&mut arrivals, slots, Until::Begun(count), &mut tally, stop)
+                };
+                run(self, warm_up, &mut |_, _, _| {})?;
+                let (mut taken, mut times) = (self.count(), Vec::new());
+                let mut tally = |more, since, at| {
+                    taken.add(more, since, at);
+                    times.push((since, at));
+                };
+                run(self, count, &mut tally)?;
+                Ok(Measured { fell_behind: falls_behind(&times), ..self.counted(&taken) })
+            }
+        }
+    }
+
+    /// Begins to count.
+    fn count(&mut self) -> Taken {
         self.pair.reset_usage();
         let (start, events, before) = (self.pair.now(), self.pair.events(), self.pair.counts());
-        let (mut latencies, mut rereads, mut sum) = (Latencies::new(), 0, Ps::ZERO);
-        let mut tally = |more, since: Ps, at: Ps| {
-            latencies.record(load::duration(at - since));
-            rereads += more;
-            sum += at - since;
-        };
-        run(self, count, &mut tally)?;
-        let span = self.pair.now() - start;
-        let counts = self.pair.counts();
+        Taken { start, events, before, latencies: Latencies::new(), rereads: 0, sum: Ps::ZERO }
+    }
+
+    /// What it has come to.
+    fn counted(&self, taken: &Taken) -> Measured {
+        let Taken { start, events, before, latencies, rereads, sum } = taken;
+        let (span, counts) = (self.pair.now() - *start, self.pair.counts());
         let per_op = |total: f64| total / latencies.count().max(1) as f64;
         let usage = usage(&self.pair);
         let binding = usage.iter().max_by(|a, b| a.busy.total_cmp(&b.busy)).cloned();
-        Ok(Measured {
+        Measured {
             verified: latencies.count(),
             ops_per_s: latencies.count() as f64 / span.as_secs().max(1e-12),
             p1_ns: latencies.quantile(0.01),
@@ -269,7 +296,7 @@ impl Modelled {
             mean_ns: per_op(sum.as_ns()),
             round_trips_per_op: per_op((counts.round_trips - before.round_trips) as f64),
             wire_bytes_per_op: per_op((counts.wire_bytes - before.wire_bytes) as f64),
-            rereads_per_op: per_op(rereads as f64),
+            rereads_per_op: per_op(*rereads as f64),
             binding: binding.as_ref().map(|b| b.name.clone()).unwrap_or_default(),
             binding_busy: binding.map_or(0.0, |b| b.busy),
             usage,
@@ -278,7 +305,40 @@ impl Modelled {
                 .energy(u64::from(self.placement == Placement::Host))
                 .map(|Energy { client, node }| per_op(client + node)),
             events: self.pair.events() - events,
-        })
+            fell_behind: false,
+        }
+    }
+}
+
+/// Of the calls that come while the later half of all do, so many may be left waiting beyond those that were before; and so many
+/// in any case.
+const LEFT: f64 = 0.1;
+const LEFT_LEAST: f64 = 10.0;
+
+/// Whether of calls that came and ended at these times ever more waited.
+fn falls_behind(times: &[(Ps, Ps)]) -> bool {
+    let mut came: Vec<Ps> = times.iter().map(|(since, _)| *since).collect();
+    came.sort_unstable();
+    let (Some(&last), Some(&half)) = (came.last(), came.get(came.len() / 2)) else { return false };
+    let waiting = |at: Ps| times.iter().filter(|(since, end)| *since <= at && *end > at).count() as f64;
+    waiting(last) - waiting(half) > (LEFT * came.len() as f64 / 2.0).max(LEFT_LEAST)
+}
+
+/// What is counted of calls from a time on.
+struct Taken {
+    start: Ps,
+    events: u64,
+    before: Counts,
+    latencies: Latencies,
+    rereads: u64,
+    sum: Ps,
+}
+
+impl Taken {
+    fn add(&mut self, rereads: u64, since: Ps, at: Ps) {
+        self.latencies.record(load::duration(at - since));
+        self.rereads += rereads;
+        self.sum += at - since;
     }
 }
 
@@ -287,7 +347,9 @@ pub fn usage(pair: &Pair) -> Vec<Busy> {
     let [client, node] = pair.usage();
     let of = |machine: &str, usage: Vec<Usage>| {
         let used = usage.into_iter().filter(|usage| usage.served > 0);
-        used.map(|usage| Busy { name: format!("{machine} {}", usage.name), busy: usage.busy }).collect::<Vec<_>>()
+        // What was asked for before and served meanwhile is no more and no less, in the mean, than what is still to be served.
+        let busy = |usage: Usage| Busy { name: format!("{machine} {}", usage.name), busy: usage.busy.min(1.0) };
+        used.map(busy).collect::<Vec<_>>()
     };
     let mut all = of("client", client);
     all.extend(of("node", node));

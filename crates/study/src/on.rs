@@ -517,6 +517,12 @@ mod tests {
             assert!(one.p1_ns <= one.p50_ns && one.p50_ns <= one.p99_ns && one.p50_ns > 1000, "{row:?}");
             assert!(many.ops_per_s > one.ops_per_s && many.binding_busy > 0.2, "{row:?}");
             assert!(one.joules_per_op.is_some_and(|joules| joules > 0.0));
+            // As many are under way from the first call that is measured to the last (Little's law), and nothing is more than busy.
+            for (measured, under_way) in [(one, 1.0), (many, 64.0)] {
+                let little = measured.ops_per_s * measured.mean_ns / 1e9 / under_way;
+                assert!((little - 1.0).abs() < 0.15, "{little} of {under_way}: {row:?}");
+                assert!(measured.usage.iter().all(|usage| usage.busy <= 1.0), "{row:?}");
+            }
             let calls = if row.placement == Placement::Client { 1.0..40.0 } else { 1.0..1.01 };
             assert!(calls.contains(&one.round_trips_per_op), "{row:?}");
         }

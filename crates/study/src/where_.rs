@@ -121,7 +121,8 @@ impl WhereOptions {
         for (place, cost) in engine {
             let candidate = screen.iter().find(|candidate| candidate.place == *place)?;
             let number = Placement::ALL.iter().position(|known| known == place)?;
-            self.corrections[number] = Some(cost / self.goal.cost(candidate)).filter(|of| of.is_normal())?;
+            // Infinite where the place does not carry the load.
+            self.corrections[number] = Some(cost / self.goal.cost(candidate)).filter(|of| *of > 0.0)?;
         }
         Some(self)
     }

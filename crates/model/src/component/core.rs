@@ -32,15 +32,19 @@ impl From<&platform::Core> for CoreParams {
 pub struct Cores {
     params: CoreParams,
     run: Server,
-    misses: Pool,
+    /// Of each core.
+    misses: Vec<Pool>,
+    /// The core whose misses the task has that was turned to last.
+    current: usize,
     jitter: Option<Jitter>,
 }
 
 impl Cores {
     /// Idle cores.
     pub fn new(params: &CoreParams) -> Self {
-        let misses = Pool::new(params.cores.max(1) * params.misses.max(1)).ordered(params.order);
-        Self { run: Server::new(params.cores).ordered(params.order), misses, jitter: None, params: params.clone() }
+        let misses = vec![Pool::new(params.misses).ordered(params.order); params.cores.max(1)];
+        let run = Server::new(params.cores).ordered(params.order);
+        Self { run, misses, current: 0, jitter: None, params: params.clone() }
     }
 
     /// Lets interrupts and the scheduler take the cores away now and then.
@@ -65,10 +69,13 @@ impl Cores {
         self.run(at, Ps::cycles(cycles, self.params.clock_hz))
     }
 
-    /// Turns to a task that is ready at `at` and runs it for a time: when its work starts and ends.
+    /// Turns to a task that is ready at `at` and runs it for a time: when its work starts and ends. What it asks memory for takes the
+    /// misses of one core, that which has one soonest.
     pub fn turn(&mut self, at: Ps, work: Ps) -> (Ps, Ps) {
         let switch = Ps(self.params.switch_ps);
         let (start, end) = self.run(at, switch + work);
+        let soonest = |core: &usize| self.misses[*core].start(end);
+        self.current = (0..self.misses.len()).min_by_key(soonest).unwrap_or(0);
         (start + switch, end)
     }
 
@@ -78,24 +85,26 @@ impl Cores {
         self.run.start(at, Ps::ZERO)
     }
 
-    /// A load that misses the caches at `at`. `memory` says when one that starts then is done; it waits while as many
-    /// are under way as all cores together have misses for.
+    /// A line that the task which was turned to last asks for at `at`, from memory or a cache that cores share. `memory` says when one
+    /// that starts then is here; it waits while as many are under way as a core has misses for.
     pub fn miss(&mut self, at: Ps, memory: impl FnOnce(Ps) -> Ps) -> Ps {
-        let start = self.misses.acquire(at);
+        let misses = &mut self.misses[self.current];
+        let start = misses.acquire(at);
         let done = memory(start);
-        self.misses.release(start, done);
+        misses.release(start, done);
         done
     }
 
     /// How busy cores and misses were over `span`.
     pub fn usage(&self, span: Ps) -> [Usage; 2] {
-        [self.run.usage("cores", span), self.misses.usage("core misses", span)]
+        let misses: Vec<_> = self.misses.iter().map(|misses| misses.usage("core misses", span)).collect();
+        [self.run.usage("cores", span), Usage::together("core misses", &misses)]
     }
 
     /// Starts counting anew.
     pub fn reset(&mut self) {
         self.run.reset();
-        self.misses.reset();
+        self.misses.iter_mut().for_each(Pool::reset);
     }
 }
 
@@ -129,6 +138,18 @@ mod tests {
         let done = (0..30).map(|_| cores.miss(Ps::ZERO, |start| start + Ps(80_000))).max();
         assert_eq!(done, Some(Ps(240_000)));
         assert_eq!(cores.usage(Ps(240_000))[1].busy, 1.0);
+    }
+
+    #[test]
+    fn what_one_core_asks_for_takes_its_own_misses_alone() {
+        // Of 20 cores one has 30 loads: three rounds of ten, as if there were no others. On two cores it takes two rounds.
+        let mut cores = Cores::new(&CoreParams { cores: 20, ..one() });
+        let mut load = |at: Ps, loads: usize| {
+            cores.turn(at, Ps::ZERO);
+            (0..loads).map(|_| cores.miss(at, |start| start + Ps(80_000))).max()
+        };
+        assert_eq!(load(Ps::ZERO, 30), Some(Ps(240_000)));
+        assert_eq!(load(Ps::ZERO, 15), Some(Ps(160_000)));
     }
 
     #[test]

@@ -72,11 +72,6 @@ impl Ethernet {
         (bytes + self.overhead).max(LEAST)
     }
 
-    /// When all that was sent has left.
-    pub fn free(&self) -> Ps {
-        self.wire.end()
-    }
-
     /// Bytes on the wire since the last reset, preambles and gaps included.
     pub fn bytes(&self) -> u64 {
         self.wire.bytes()

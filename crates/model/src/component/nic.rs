@@ -117,17 +117,18 @@ impl DataPath {
     /// The NIC has seen at `at` that there are `count` commands: when it begins with the first and with the last.
     pub fn take(&mut self, at: Ps, count: u64, inline: u64, pcie: &mut Pcie) -> (Ps, Ps) {
         let count = count.max(1);
-        let here = match self.params.command {
-            CommandPath::Store => at,
+        let (here, all) = match self.params.command {
+            CommandPath::Store => (at, at),
             CommandPath::Fetch => {
                 let (first, last) = pcie.read(at, count * self.command_bytes(inline));
                 // Of one command alone all must be there.
-                if count == 1 { last } else { first }
+                (if count == 1 { last } else { first }, last)
             }
         };
         let gap = Ps::cycles(1.0, self.params.message_rate_hz);
         let first = self.commands.serve(here, gap).0;
-        (first, (1..count).fold(first, |_, _| self.commands.serve(here, gap).0))
+        let last = (1..count).fold(first, |_, _| self.commands.serve(here, gap).0);
+        (first, last.max(all))
     }
 
     /// Sends a packet of so many bytes that are there at `at`: when its first word is out, and its last.
@@ -264,13 +265,28 @@ mod tests {
 
     #[test]
     fn one_doorbell_fetches_many_commands() {
-        // 32 commands are 2 KB in 4 reads; alone they would be 32 doorbells and 32 reads. They start 1/150 M/s apart.
-        let params = DataPathParams { command: CommandPath::Fetch, wqe_bytes: 64, message_rate_hz: 150e6, ..strom() };
+        // 32 commands are 2 KB in 4 reads; alone they would be 32 doorbells and 32 reads. They start 1/100 M/s apart.
+        let params = DataPathParams { command: CommandPath::Fetch, wqe_bytes: 64, message_rate_hz: 100e6, ..strom() };
         let mut link = pcie();
         let (first, last) = command(&params, 32, 0, &mut link);
-        assert_eq!((first, last - first), (Ps(1_100_000), Ps(31 * 6_667)));
+        assert_eq!((first, last - first), (Ps(1_100_000), Ps(31 * 10_000)));
         let [up, down, tags] = link.usage(Ps(1));
         assert_eq!((up.served, down.served, tags.served), (4, 5, 4));
+    }
+
+    #[test]
+    fn a_nic_begins_with_no_command_that_is_still_being_fetched() {
+        // 32 commands of 128 B are 4 KB in 8 reads: with 16 headers 4480 B or 560 ns, of which 11 ns bring the first line. The NIC
+        // could begin with all of them within 207 ns.
+        let params = DataPathParams {
+            command: CommandPath::Fetch,
+            wqe_bytes: 64,
+            inline_bytes: 64,
+            message_rate_hz: 150e6,
+            ..strom()
+        };
+        let (first, last) = command(&params, 32, 64, &mut pcie());
+        assert_eq!(last - first, Ps(560_000 - 11_000));
     }
 
     #[test]

@@ -22,6 +22,19 @@ impl Usage {
     pub fn idle(name: &'static str) -> Self {
         Self { name, busy: 0.0, waited: Ps::ZERO, longest: Ps::ZERO, served: 0 }
     }
+
+    /// Of several that are alike, as one.
+    pub fn together(name: &'static str, all: &[Self]) -> Self {
+        let served = all.iter().map(|usage| usage.served).sum::<u64>();
+        let waited: u128 = all.iter().map(|usage| u128::from(usage.waited.0) * u128::from(usage.served)).sum();
+        Self {
+            name,
+            busy: all.iter().map(|usage| usage.busy).sum::<f64>() / all.len().max(1) as f64,
+            waited: Ps((waited / u128::from(served.max(1))) as u64),
+            longest: all.iter().map(|usage| usage.longest).max().unwrap_or_default(),
+            served,
+        }
+    }
 }
 
 /// The busiest of several; of equally busy ones that with the longest queue. It is what limits the rate.

@@ -1,7 +1,7 @@
 //! One NIC of a fabric: its protocol engine, and what its hardware takes for the engine's work.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
 
@@ -14,6 +14,7 @@ use remora_wire::rpc::RpcHeader;
 use remora_wire::{AtomicEth, Bth, Opcode, Psn};
 
 use super::WorldError;
+use super::board::Flow;
 use super::bus::{Bus, Event};
 use super::client::Ends;
 use super::hardware::Hardware;
@@ -50,6 +51,9 @@ pub enum Posted {
     },
 }
 
+/// The way of an answer, and its number on that.
+type Answered = (Flow, Psn);
+
 /// A NIC.
 pub struct Adapter {
     /// Which one of its fabric.
@@ -75,8 +79,10 @@ pub struct Adapter {
     timer: Option<Ps>,
     /// Whether a transmit event comes.
     waiting: bool,
-    /// When the NIC has the old values of atomic operations whose answers it has not sent, in their order.
-    atomics: VecDeque<Ps>,
+    /// Of each queue pair the peer's NIC, and its queue pair there.
+    peers: BTreeMap<Qpn, Flow>,
+    /// When the NIC has the old values of atomic operations that it has carried out and not answered, by the answer's way.
+    atomics: HashMap<Answered, Ps>,
 }
 
 impl Adapter {
@@ -102,7 +108,8 @@ impl Adapter {
             free: Vec::new(),
             timer: None,
             waiting: false,
-            atomics: VecDeque::new(),
+            peers: BTreeMap::new(),
+            atomics: HashMap::new(),
         })
     }
 
@@ -134,6 +141,7 @@ impl Adapter {
         };
         self.nic.to_rtr(qp, rtr)?;
         self.nic.to_rts(qp, RtsAttr { max_rd_atomic: OUTSTANDING_READS, ..RtsAttr::default() })?;
+        self.peers.insert(qp, (nic_of(remote), dest.0));
         Ok(())
     }
 
@@ -194,15 +202,21 @@ impl Adapter {
     /// The engine takes a packet. Returns its op-code and queue pair, and when its payload is in host memory.
     pub fn receive(&mut self, now: Ps, number: u32, bus: &mut Bus) -> (Option<(Opcode, Qpn)>, Ps) {
         let packet = bus.take(number);
-        let what = Bth::parse(&packet.bytes).ok().map(|bth| (bth.opcode, Qpn(bth.dest_qp)));
+        let bth = Bth::parse(&packet.bytes).ok();
+        let what = bth.map(|bth| (bth.opcode, Qpn(bth.dest_qp)));
         let landing = what.map_or(0, |(op, _)| landing_bytes(op, packet.bytes.len()));
-        if let Some((Opcode::RcCompareSwap | Opcode::RcFetchAdd, _)) = what
-            && let Some(Ok(word)) = packet.bytes.get(Bth::LEN..).map(AtomicEth::parse)
-        {
-            self.atomics.push_back(self.hardware.borrow_mut().board.atomic(self.slot, now, word.va));
-        }
+        let atomic = bth.filter(|bth| matches!(bth.opcode, Opcode::RcCompareSwap | Opcode::RcFetchAdd));
+        let before = atomic.map_or(0, |_| self.carried_out());
         if let (Some(from), Some(dst)) = (packet.from, packet.dst) {
             self.nic.handle_packet(engine_time(now), 0, from, dst, &packet.bytes);
+        }
+        // One that comes out of its turn is thrown away, and one that came before is answered from what the NIC remembers.
+        if let Some(bth) = atomic.filter(|_| self.carried_out() > before)
+            && let Some(Ok(word)) = packet.bytes.get(Bth::LEN..).map(AtomicEth::parse)
+            && let Some(&back) = self.peers.get(&Qpn(bth.dest_qp))
+        {
+            let here = self.hardware.borrow_mut().board.atomic(self.slot, now, word.va);
+            self.atomics.insert((back, bth.psn), here);
         }
         bus.land(number, packet);
         let landed = if landing > 0 { self.hardware.borrow_mut().board.store(self.slot, now, landing) } else { now };
@@ -224,12 +238,17 @@ impl Adapter {
             let way = (self.index, nic_of(route.remote));
             for (bytes, fetched) in self.batch.packets().zip(self.batch.fetched()) {
                 let mut hardware = self.hardware.borrow_mut();
-                let op = bytes.first().and_then(|&byte| Opcode::from_u8(byte));
-                let atomic = op == Some(Opcode::RcAtomicAck);
-                let read = op.is_some_and(is_read_response);
-                let sent = match atomic.then(|| self.atomics.pop_front()).flatten() {
-                    Some(here) => hardware.board.send_when(self.slot, here.max(now), bytes.len()),
-                    None => hardware.board.send(self.slot, now, bytes.len(), (fetched, read)),
+                // The engine makes no others.
+                let Ok(bth) = Bth::parse(bytes) else { continue };
+                let flow = (way.1, bth.dest_qp);
+                let old = match bth.opcode {
+                    Opcode::RcAtomicAck => self.atomics.remove(&(flow, bth.psn)),
+                    _ => None,
+                };
+                let read = is_read_response(bth.opcode);
+                let sent = match old {
+                    Some(here) => hardware.board.send_when(self.slot, flow, here.max(now), bytes.len()),
+                    None => hardware.board.send(self.slot, flow, now, bytes.len(), (fetched, read)),
                 };
                 let wire = hardware.board.on_wire(self.slot, bytes.len());
                 bus.launch(bytes, way, (route.local, route.remote), (wire, sent));
@@ -262,6 +281,11 @@ impl Adapter {
             self.timer = Some(due);
             bus.queue.push(due, Event::Timer { nic: self.index });
         }
+    }
+
+    /// Messages of peers that were carried out so far.
+    fn carried_out(&self) -> u64 {
+        self.nic.counters().rx_messages.iter().sum()
     }
 
     /// The next completion that the engine has.

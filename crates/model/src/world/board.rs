@@ -63,13 +63,18 @@ struct Threads {
     shared: Server,
 }
 
+/// Packets to a queue pair of a NIC.
+pub type Flow = (u16, u32);
+
 /// A NIC's hardware.
 struct NicPath {
     slot: usize,
     path: DataPath,
     wire: Ethernet,
-    /// When the packet sent last was there to be sent: packets keep their order.
-    sent: Ps,
+    /// When the packet sent last was there to be sent, of each flow: its packets keep their order.
+    sent: HashMap<Flow, Ps>,
+    /// When the wire has sent what waits for no word of an atomic operation.
+    busy: Ps,
     /// When each word that an atomic operation has changed is in memory again.
     words: HashMap<u64, Ps>,
     /// What it keeps of queue pairs and regions, if that is more than it has room for.
@@ -94,7 +99,8 @@ impl Board {
             slot: if spec.one_slot { 0 } else { number },
             path: DataPath::new(&DataPathParams::from(&spec.nic.pipeline)),
             wire: Ethernet::new(&ethernet),
-            sent: Ps::ZERO,
+            sent: HashMap::new(),
+            busy: Ps::ZERO,
             words: HashMap::new(),
             state: spec.nic_state.as_ref().and_then(|(params, served)| NicState::new(params, *served)),
         };
@@ -282,19 +288,21 @@ impl Board {
         for line in self.cache.lines(va, bytes) {
             let found = match self.spec.state {
                 0 => self.cache.access(line, access),
-                state => Lookup { hit: is_resident(line, state, self.spec.cache.size), written_back: None },
-            };
-            let here = match found.hit {
-                true => at + self.cache.hit_time(),
-                false => {
-                    let Self { cores, memory, devices, far, .. } = self;
-                    cores.miss(at, |start| match (reached(devices, line * LINE), &mut *far) {
-                        (Some((device, link)), _) => device.borrow_mut().read(*link, start, line * LINE, LINE).1,
-                        (None, Some(far)) => far.read(memory.read(start, line * LINE, LINE), LINE).1,
-                        (None, None) => memory.read(start, line * LINE, LINE).1,
-                    })
+                state => {
+                    let hit = is_resident(line, state, self.spec.cache.size);
+                    // In the long run a line that is changed there leaves for each that comes to be changed.
+                    let changes = !hit && access == CacheAccess::Store;
+                    Lookup { hit, written_back: changes.then_some(line) }
                 }
             };
+            let Self { cores, cache, memory, devices, far, .. } = self;
+            // A line of the last-level cache, too, takes a miss of the core's own.
+            let here = cores.miss(at, |start| match (found.hit, reached(devices, line * LINE), &mut *far) {
+                (true, ..) => start + cache.hit_time(),
+                (false, Some((device, link)), _) => device.borrow_mut().read(*link, start, line * LINE, LINE).1,
+                (false, None, Some(far)) => far.read(memory.read(start, line * LINE, LINE), LINE).1,
+                (false, None, None) => memory.read(start, line * LINE, LINE).1,
+            });
             if let Some(old) = found.written_back {
                 self.write_memory(here, old * LINE, LINE);
             }
@@ -387,25 +395,28 @@ impl Board {
     /// When a NIC should next build packets, if it has enough on its way already.
     pub fn transmit_later(&self, nic: usize, now: Ps) -> Option<Ps> {
         let ahead = self.spec.send_ahead();
-        let end = self.nics[nic].wire.free();
+        let end = self.nics[nic].busy;
         (end > now + ahead).then(|| end - ahead)
     }
 
     /// A NIC sends a packet of `len` bytes, which are there at `here`: when its first and its last bit are at the other
     /// end of the cable.
-    pub fn send_when(&mut self, nic: usize, here: Ps, len: usize) -> (Ps, Ps) {
+    pub fn send_when(&mut self, nic: usize, flow: Flow, here: Ps, len: usize) -> (Ps, Ps) {
         let nic = &mut self.nics[nic];
-        nic.sent = nic.sent.max(here);
-        let (out, _) = nic.path.send(nic.sent, len as u64);
+        let sent = nic.sent.entry(flow).or_default();
+        *sent = here.max(*sent);
+        let (out, _) = nic.path.send(*sent, len as u64);
         nic.wire.send(out, len as u64)
     }
 
     /// A NIC sends a packet of `len` bytes, of which it must fetch some first, which may be of the data that a peer reads:
     /// when its first and its last bit are at the other end of the cable.
-    pub fn send(&mut self, nic: usize, now: Ps, len: usize, (fetched, data): (usize, bool)) -> (Ps, Ps) {
+    pub fn send(&mut self, nic: usize, flow: Flow, now: Ps, len: usize, (fetched, data): (usize, bool)) -> (Ps, Ps) {
         let there = if data { self.far(now, fetched as u64) } else { now };
         let here = if fetched > 0 { self.fetch(nic, there, fetched as u64) } else { now };
-        self.send_when(nic, here, len)
+        let sent = self.send_when(nic, flow, here, len);
+        self.nics[nic].busy = sent.1 - Ps(self.spec.nic.ethernet.latency);
+        sent
     }
 
     /// Bytes that a packet of `len` bytes takes on a cable.

@@ -124,7 +124,7 @@ pub struct Bus {
     pub events: u64,
     /// Of 2^64 packets so many are lost.
     loss: u64,
-    /// Those sent so far.
+    /// The number of the packet sent last, from one that the seed gives.
     sent: u64,
     /// Packets lost on their way since usage was last forgotten.
     pub lost: u64,
@@ -137,11 +137,11 @@ pub struct Bus {
 const FECN: (usize, u8) = (4, 0x80);
 
 impl Bus {
-    /// Nothing under way; this part of packets will be lost.
-    pub fn new(network: Network, loss: f64) -> Self {
+    /// Nothing under way; this part of packets will be lost, which ones the seed says.
+    pub fn new(network: Network, (loss, seed): (f64, u64)) -> Self {
         let loss = (loss.clamp(0.0, 1.0) * u64::MAX as f64) as u64;
         let (queue, packets, free) = (WheelQueue::new(), Vec::new(), Vec::new());
-        Self { queue, network, packets, free, trace: None, events: 0, loss, sent: 0, lost: 0, marked: 0 }
+        Self { queue, network, packets, free, trace: None, events: 0, loss, sent: mixed(seed), lost: 0, marked: 0 }
     }
 
     /// The next event and its time.
@@ -170,7 +170,7 @@ impl Bus {
         packet.bytes.extend_from_slice(bytes);
         (packet.to, packet.from, packet.dst) = (to, Some(ips.0), Some(ips.1));
         packet.way = (from, wire as u32, 0, at);
-        self.sent += 1;
+        self.sent = self.sent.wrapping_add(1);
         if self.loss > 0 && mixed(self.sent) < self.loss {
             self.lost += 1;
             self.free.push(number);

@@ -41,7 +41,7 @@ pub struct FabricSpec {
     pub mtu: u32,
     /// The part of packets that are lost on their way.
     pub loss: f64,
-    /// Seeds keys and numbers.
+    /// Seeds keys, numbers, and which packets are lost.
     pub seed: u64,
     /// Who serves RPC verbs on nodes at first.
     pub rpc_place: Placement,
@@ -189,7 +189,7 @@ impl Fabric {
             devices.push(made);
         }
         Ok(Self {
-            bus: Bus::new(Network::new(&spec.network, &links), spec.loss),
+            bus: Bus::new(Network::new(&spec.network, &links), (spec.loss, spec.seed)),
             now: Ps::ZERO,
             software: machines.iter().map(|_| Software::default()).collect(),
             machines,
@@ -239,7 +239,8 @@ impl Fabric {
         Some(self.machines.get(usize::from(machine))?.hardware.borrow())
     }
 
-    /// How busy everything of a machine was since usage was last forgotten, with the switch ports that it has for itself.
+    /// How busy everything of a machine was since usage was last forgotten, with the switch ports that it has for itself and the
+    /// one to it that others share.
     pub fn usage(&self, machine: u16) -> Vec<Usage> {
         let Some(machine) = self.machines.get(usize::from(machine)) else { return Vec::new() };
         let hardware = machine.hardware.borrow();

@@ -12,9 +12,10 @@
 //!                                               kernel <--- DMA ---> memory
 //! ```
 //!
-//! What the model leaves out: the bytes of acknowledgements of PCIe, row buffers of DRAM, contention between a NIC's
-//! own data structures, one-sided verbs' way from the host to a memory device, what pauses behind a full port spread to,
-//! cache pollution by device writes, and of the operating system all but interrupts and preemption.
+//! What the model leaves out: the bytes of acknowledgements of PCIe, row buffers of DRAM, what devices take of memory's
+//! bandwidth, prefetchers, contention between a NIC's own data structures, turns of an accelerator's atomic operations on
+//! one word, one-sided verbs' way from the host to a memory device, what pauses behind a full port spread to, cache
+//! pollution by device writes, and of the operating system all but interrupts and preemption.
 
 mod adapter;
 mod board;

@@ -81,6 +81,8 @@ struct Output {
     /// The one NIC that packets come from, if they all come from one link. It may ask at once: its packets come in the
     /// order in which it sends them. Who shares a port asks when the first bit is there.
     feeder: Feeder,
+    /// The NIC that it leads to, if it leads to one.
+    to: Option<u16>,
 }
 
 /// Whose packets come to a port.
@@ -136,7 +138,7 @@ impl Network {
                 order,
             });
             let mark = (mark > 0).then(|| Ps::transfer(mark, link.rate_bytes_per_s));
-            outputs.push(Output { port, mark, latency, feeder: Feeder::Shared });
+            outputs.push(Output { port, mark, latency, feeder: Feeder::Shared, to: None });
             outputs.len() as u32 - 1
         };
         for cable in &spec.cables {
@@ -157,6 +159,9 @@ impl Network {
                     }
                 }
             }
+        }
+        for &(nic, output) in to_nics.iter().flatten() {
+            outputs[output as usize].to = Some(nic as u16);
         }
         for (nics, switches) in to_nics.iter().zip(&to_switches) {
             for &(_, output) in nics.iter().chain(switches) {
@@ -228,10 +233,16 @@ impl Network {
         (Step::Arrives(at.1), marked)
     }
 
-    /// How busy the ports are over `span` that a NIC has for itself.
+    /// How busy the ports are over `span` that a NIC has for itself, and the one that leads to it from several.
     pub fn usage_of(&self, nic: u16, span: Ps) -> impl Iterator<Item = Usage> {
-        let own = self.outputs.iter().filter(move |output| output.feeder == Feeder::Nic(nic));
-        own.map(move |output| output.port.usage(span))
+        let of = move |output: &Output| match output.feeder {
+            Feeder::Nic(feeder) if feeder == nic => Some(output.port.usage(span)),
+            Feeder::Shared if output.to == Some(nic) => {
+                Some(Usage { name: "switch port to it", ..output.port.usage(span) })
+            }
+            _ => None,
+        };
+        self.outputs.iter().filter_map(of)
     }
 
     /// How busy all ports were over `span`, in the order of the cables.

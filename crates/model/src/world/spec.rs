@@ -34,6 +34,8 @@ pub struct MachineSpec {
     pub one_slot: bool,
     /// Cores on its NIC.
     pub card: Option<NicCores>,
+    /// From the NIC's data path to one of these that polls, and back from its command: as far as the platform says.
+    pub card_way: [Ps; 2],
     /// Its accelerator.
     pub accel: Option<Accel>,
     /// What one of its cores does with bytes, and what an instruction of a user's kernel takes.
@@ -65,6 +67,9 @@ impl MachineSpec {
     /// A platform's node, for data of `state` bytes.
     pub fn node(platform: &Platform, state: u64) -> Result<Self, WorldError> {
         let cards = platform.placements.nic == Some(NicDevice::Cores);
+        let card_way = platform.card.as_ref().map_or([0; 2], |card| {
+            [card.pcie.write_latency + card.machine.poll / 2, card.pcie.mmio_latency + card.pcie.read_latency]
+        });
         Ok(Self {
             core: platform.host.clone(),
             package: platform.host.cores,
@@ -74,6 +79,7 @@ impl MachineSpec {
             nics: 1,
             one_slot: false,
             card: platform.nic_cores.clone().filter(|_| cards),
+            card_way: card_way.map(Ps),
             accel: platform.accel.clone(),
             work: Work::of(platform),
             state,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use remora_kernel::{Status, crc64, op};
+use remora_kernel::{Call, Kernel, Memory, Status, crc64, op};
 use remora_memory::Region;
 use remora_store::{Place, list};
 
@@ -267,4 +267,85 @@ fn a_lookup_that_fails_says_so_in_every_place() {
             assert_eq!(status, Some((expected, 0)), "{placement:?}");
         }
     }
+}
+
+/// Reads so many bytes from where its parameters say.
+#[derive(Clone)]
+struct ReadAll(usize);
+
+impl Kernel for ReadAll {
+    async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        let number = |at: usize| u64::from_le_bytes(call.params[at..at + 8].try_into().unwrap());
+        memory
+            .read(number(0) as u32, number(8), &mut vec![0; self.0])
+            .await
+            .map_or(Status::AccessDenied, |()| Status::Ok)
+    }
+}
+
+#[test]
+fn a_core_reads_no_faster_than_its_misses_let_it_however_many_others_there_are() {
+    // RAMBDA's 20 cores have 12 misses each. From memory, 85 ns a line, 16 KiB are 22 rounds of 12 lines; from the last-level
+    // cache, 20 ns, as many.
+    let read = |state: u64, bytes: usize| {
+        let spec = PairSpec::new(&platform("rambda", &[]), state, 7).unwrap();
+        let mut pair = Pair::with_kernels(&spec, ReadAll(bytes), &[0x100]).unwrap();
+        let region = pair.alloc(1 << 14).unwrap();
+        let params = [u64::from(region.key()), region.va()].map(u64::to_le_bytes).concat();
+        pair.submit(Placement::Host, 0x100, &params, 0).unwrap();
+        let mut latency = None;
+        assert!(pair.poll(&mut |done| latency = Some((done.status, done.latency))).unwrap());
+        assert_eq!(latency.unwrap().0, Status::Ok);
+        latency.unwrap().1.as_ns()
+    };
+    for (state, each) in [(1 << 44, 85.0), (1, 20.0)] {
+        let more = read(state, 1 << 14) - read(state, 64);
+        let by_hand = (256.0 / 12.0 - 1.0) * each;
+        assert!((more / by_hand - 1.0).abs() < 0.06, "{more} ns, by hand {by_hand} ns");
+    }
+}
+
+/// Writes so many bytes to where its parameters say.
+#[derive(Clone)]
+struct WriteAll(usize);
+
+impl Kernel for WriteAll {
+    async fn run<M: Memory>(&self, memory: &M, call: &mut Call) -> Status {
+        let number = |at: usize| u64::from_le_bytes(call.params[at..at + 8].try_into().unwrap());
+        memory.write(number(0) as u32, number(8), &vec![1; self.0]).await.map_or(Status::AccessDenied, |()| Status::Ok)
+    }
+}
+
+#[test]
+fn what_a_core_changes_beyond_its_caches_memory_brings_and_takes_back() {
+    // 100 calls write 16 KB each: all lines come from memory, of 35 GB/s, and go back.
+    let spec = PairSpec::new(&platform("strom-10g", &[]), 1 << 44, 7).unwrap();
+    let mut pair = Pair::with_kernels(&spec, WriteAll(1 << 14), &[0x100]).unwrap();
+    let region = pair.alloc(1 << 14).unwrap();
+    let params = [u64::from(region.key()), region.va()].map(u64::to_le_bytes).concat();
+    for _ in 0..100 {
+        pair.submit(Placement::Host, 0x100, &params, 0).unwrap();
+        assert!(pair.poll(&mut |done| assert_eq!(done.status, Status::Ok)).unwrap());
+    }
+    let span = pair.now().as_secs();
+    let memory = pair.usage()[1].iter().find(|usage| usage.name == "memory").unwrap().busy * span * 35e9;
+    let moved = 100.0 * f64::from(1 << 14);
+    assert!((memory / (2.0 * moved) - 1.0).abs() < 0.01, "{memory} B for {moved} written");
+}
+
+#[test]
+fn a_call_to_cores_on_a_card_takes_the_cards_own_way_there_and_back() {
+    // A posted write and half a look, then a doorbell and the fetch of the command: as for the same cores as a machine.
+    let bluefield = platform("bluefield2", &[]);
+    let way = |path: &str| bluefield.params.get(path).unwrap().value / 1e3;
+    let pcie = |name: &str| way(&format!("nic.cores.pcie.{name}_latency"));
+    let by_hand = pcie("write") + way("nic.cores.machine.poll") / 2.0 + pcie("mmio") + pcie("read");
+    let none = ["write", "mmio", "read"].map(|name| format!("nic.cores.pcie.{name}_latency"));
+    let none: Vec<(&str, f64)> =
+        none.iter().map(|path| (&**path, 0.0)).chain([("nic.cores.machine.poll", 0.0)]).collect();
+    let near = bluefield.with(&none).unwrap();
+    let more = (walk(&bluefield, Placement::Nic, 4) - walk(&near, Placement::Nic, 4)).as_ns();
+    assert!((more - by_hand).abs() < 0.1, "{more} ns, by hand {by_hand} ns");
+    let host = [&bluefield, &near].map(|platform| walk(platform, Placement::Host, 4));
+    assert_eq!(host[0], host[1]);
 }

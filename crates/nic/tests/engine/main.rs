@@ -24,6 +24,7 @@ mod referred;
 mod rpc;
 mod scale;
 mod taps;
+mod turns;
 mod unreliable;
 mod verbs;
 mod windows;

@@ -300,7 +300,9 @@ impl Way<'_> {
     fn nic_cores(&mut self) -> Option<()> {
         let (card, cores) = (self.machines.card.as_ref()?, self.machines.node.card.as_ref()?);
         let near = self.operation.memory == Memory::Near && self.operation.state <= cores.dram_size as f64;
+        let [there, back] = self.machines.node.card_way.map(|way| ns(way.0));
         self.call();
+        self.path.wait("card", there);
         self.path.hold("dispatch", Station::NicCores, ns(cores.dispatch), 0.0);
         let hit = self.operation.hit_ratio(card.cache.size_bytes as f64);
         let turn = ns(card.cores.switch_ps);
@@ -339,6 +341,7 @@ impl Way<'_> {
         let compute = self.operation.cycles / self.machines.node.core.clock * 1e9 / card.speed;
         self.path.hold("compute", Station::NicCores, compute, 0.0);
         self.path.hold("command", Station::NicCores, ns(cores.issue), 0.0);
+        self.path.wait("card", back);
         self.reply(false);
         Some(())
     }
@@ -370,15 +373,21 @@ impl Way<'_> {
         self.turn(Side::Node);
         for access in &self.operation.accesses {
             self.rounds(access, |way, access| {
-                // All lines are asked for at once: the access has it as short as a hit if all of them do.
+                // All lines are asked for at once, as far as the core has misses: the access has it as short as a hit if all of
+                // them do. A line of the last-level cache takes a miss, too, for a shorter time.
                 let lines = (access.bytes / LINE).ceil().max(1.0);
                 let all = hit.powf(lines);
                 let missed = lines * (1.0 - hit);
+                let each = miss - hit * saved;
                 way.path.load("memory", Station::HostMisses, miss, 0.0, (all, saved));
                 if let Some(visit) = way.path.visits.last_mut() {
-                    visit.servers = (missed / (1.0 - all).max(1e-9)).max(1.0);
+                    visit.servers = (lines * each / (miss - all * saved).max(1e-9)).max(1.0);
                 }
-                way.path.pass("memory", Station::HostDram, missed * line, (missed - 1.0).max(0.0) * line.max(across));
+                let streamed = (missed - 1.0).max(0.0) * line.max(across);
+                let rounds = (lines / host.misses.max(1) as f64 - 1.0).max(0.0) * each;
+                // What is written comes first and goes back.
+                let moved = if access.kind == Kind::Write { 2.0 * missed } else { missed };
+                way.path.pass("memory", Station::HostDram, moved * line, streamed.max(rounds));
                 way.path.pass("memory", Station::Sockets, missed * across, 0.0);
                 way.turn(Side::Node);
             });

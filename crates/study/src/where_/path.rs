@@ -310,8 +310,13 @@ impl Path {
                         let (what, sum) = &mut all[station as usize];
                         *what = visit.what;
                         // A call is one core's at a time.
-                        let alone = matches!(station, Station::ClientCores | Station::NicCores | Station::HostCores);
-                        let servers = if alone { 1.0 } else { self.servers[station as usize] };
+                        let servers = match station {
+                            Station::ClientCores | Station::NicCores | Station::HostCores => 1.0,
+                            Station::HostMisses => {
+                                self.servers[station as usize] / self.servers[Station::HostCores as usize]
+                            }
+                            _ => self.servers[station as usize],
+                        };
                         *sum += visit.chance * visit.held() * visit.servers / servers;
                     }
                 }
@@ -340,10 +345,8 @@ impl Visit {
     pub fn in_wake(&mut self) {
         self.wake = true;
         // What is held for a whole round trip has its latency in that.
-        let whole = matches!(
-            self.station,
-            Some(Station::ClientTags | Station::PcieTags | Station::AccelInFlight | Station::HostMisses) | None
-        );
+        let whole =
+            matches!(self.station, Some(Station::ClientTags | Station::PcieTags | Station::AccelInFlight) | None);
         if whole || self.waits != Until::Served {
             self.saved = 0.0;
         }

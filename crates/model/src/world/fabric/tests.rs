@@ -72,6 +72,10 @@ fn two_clients_of_a_node_share_its_port_and_those_of_two_nodes_do_not() {
         write_rates(&mut fabric, &connections, &of).into_iter().for_each(|rate| near(rate, each));
         let busiest = fabric.ports().into_iter().map(|port| port.busy).fold(0.0, f64::max);
         assert!(busiest > 0.95, "{busiest}");
+        // What limits two clients of one node is the port to it.
+        let usage = fabric.usage(2);
+        let binding = crate::resource::binding(&usage).unwrap();
+        assert!(nodes == 2 || binding.name == "switch port to it" && binding.busy > 0.95, "{usage:?}");
     }
 }
 
@@ -269,14 +273,14 @@ fn a_node_moves_the_calls_of_all_its_clients_when_another_keeps_its_host_busy() 
     let mut fabric = Fabric::new(&spec).unwrap();
     let connections = [0, 1, 2].map(|client| fabric.connect(client, 3).unwrap());
     fabric.place_calls(3, Placing::Auto);
-    let (elements, store) = (fabric.alloc(3, 64 * 64).unwrap(), fabric.alloc(3, 64 * 64).unwrap());
+    let (elements, store) = (fabric.alloc(3, 64 * 64).unwrap(), fabric.alloc(3, 8192).unwrap());
     let place = |region: &Region| Stored { va: region.va(), key: region.key() };
     let (list, image) = list::build((0..8).map(|n| (n, &[7; 64][..])), 64, place(&elements), place(&store));
     elements.write(elements.va(), &image.elements).unwrap();
     store.write(store.va(), &image.values).unwrap();
     let left = list.traversal_params(7).encode();
     // No checksum is right there.
-    let wrong = ConsistencyParams { address: store.va(), key: store.key(), len: 4096, max_tries: 64 }.encode();
+    let wrong = ConsistencyParams { address: store.va(), key: store.key(), len: 8192, max_tries: 64 }.encode();
     let (mut under_way, mut neighbours, mut at, mut moves) = ([0u32; 2], 0, Vec::new(), Vec::new());
     for (stretch, busy) in [false, true, false].into_iter().enumerate() {
         let end = Ps((stretch as u64 + 1) * 10 * MS);
@@ -362,4 +366,135 @@ fn atomic_operations_on_one_word_take_turns_over_pcie_and_those_on_several_do_no
     };
     let (one, several) = (end(1), end(16));
     assert!(one > TURNS && several < TURNS / 1.5, "{one} ns on one word, {several} ns on sixteen");
+}
+
+#[test]
+fn lost_packets_let_no_atomic_operation_end_before_its_word_was_read() {
+    // Four at a time on words of their own: each takes a read over PCIe, whatever came before and was lost.
+    let least = |loss| {
+        let spec = FabricSpec::new(&strom(&[]), (1, 1), star(2, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+        let mut fabric = Fabric::new(&FabricSpec { loss, ..spec }).unwrap();
+        let connection = fabric.connect(0, 1).unwrap();
+        let region = fabric.alloc(1, 4096).unwrap();
+        let mut least = Ps::MAX;
+        for _ in 0..1_000 {
+            for n in 0..4 {
+                let params = SequencerParams { address: region.va() + n * 64, key: region.key(), count: 1 };
+                fabric.submit(connection, Placement::Client, op::SEQUENCER, &params.encode(), n as u32).unwrap();
+            }
+            (0..4).for_each(|_| assert!(fabric.poll(&mut |done| least = least.min(done.latency)).unwrap()));
+        }
+        least
+    };
+    assert_eq!(least(0.01), least(0.0));
+}
+
+#[test]
+fn who_reads_does_not_wait_for_atomic_operations_of_others() {
+    // A client has 16 atomic operations on one word under way, which take turns of 1.5 us and more; another one reads 64 B.
+    let read = |others: u32| {
+        let spec = FabricSpec::new(&strom(&[]), (2, 1), star(3, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+        let mut fabric = Fabric::new(&spec).unwrap();
+        let [changes, reads] = [0, 1].map(|client| fabric.connect(client, 2).unwrap());
+        let region = fabric.alloc(2, 64).unwrap();
+        let params = SequencerParams { address: region.va(), key: region.key(), count: 1 }.encode();
+        for _ in 0..others {
+            fabric.submit(changes, Placement::Client, op::SEQUENCER, &params, 0).unwrap();
+        }
+        fabric.submit_raw(reads, RawVerb::Read, &region, 64, 0).unwrap();
+        let mut latencies = Vec::new();
+        while latencies.len() < 200 {
+            let mut ended = None;
+            assert!(fabric.poll(&mut |done| ended = Some((done.connection, done.latency))).unwrap());
+            let (connection, latency) = ended.unwrap();
+            if connection == reads {
+                latencies.push(latency);
+                fabric.submit_raw(reads, RawVerb::Read, &region, 64, 0).unwrap();
+            } else {
+                fabric.submit(changes, Placement::Client, op::SEQUENCER, &params, 0).unwrap();
+            }
+        }
+        latencies.sort_unstable();
+        latencies[latencies.len() / 2].as_ns()
+    };
+    let (alone, beside) = (read(0), read(16));
+    assert!(beside < 1.1 * alone, "{beside} ns, alone {alone} ns");
+}
+
+#[test]
+fn which_packets_are_lost_hangs_on_the_seed() {
+    let latencies = |seed| {
+        let spec = FabricSpec::new(&strom(&[]), (1, 1), star(2, WhenFull::Pause, 1 << 20), (0, seed)).unwrap();
+        let mut fabric = Fabric::new(&FabricSpec { loss: 0.01, ..spec }).unwrap();
+        let connection = fabric.connect(0, 1).unwrap();
+        let region = fabric.alloc(1, 64).unwrap();
+        let read = |_| {
+            let mut latency = Ps::ZERO;
+            fabric.submit_raw(connection, RawVerb::Read, &region, 64, 0).unwrap();
+            assert!(fabric.poll(&mut |done| latency = done.latency).unwrap());
+            latency
+        };
+        let all: Vec<Ps> = (0..1_000).map(read).collect();
+        assert!((5..50).contains(&fabric.counts().dropped), "{:?}", fabric.counts());
+        all
+    };
+    assert_eq!(latencies(1), latencies(1));
+    assert_ne!(latencies(1), latencies(2));
+}
+
+#[test]
+fn machines_and_devices_that_nobody_uses_change_nothing() {
+    let latencies = |idle: u16, device: bool| {
+        let spec = FabricSpec::new(&strom(&[]), (1, 1 + idle), star(2 + idle, WhenFull::Pause, 1 << 20), (0, 7));
+        let mut spec = spec.unwrap();
+        if device {
+            let memory = MemoryParams::dram(100_000, 1e9, 1);
+            let params = MemoryDeviceParams { link_ps: 300_000, link_bytes_per_s: 4e9, memory, links: 2 };
+            spec.devices.push(DeviceSpec { params, machines: vec![0, 1] });
+        }
+        let mut fabric = Fabric::new(&spec).unwrap();
+        let connection = fabric.connect(0, 1).unwrap();
+        let region = fabric.alloc(1, 1 << 14).unwrap();
+        let mut all = Vec::new();
+        for (n, verb) in [RawVerb::Read, RawVerb::Write, RawVerb::Read].into_iter().cycle().take(60).enumerate() {
+            fabric.submit_raw(connection, verb, &region, 64 << (n % 8), 0).unwrap();
+            if n % 3 == 2 {
+                (0..3).for_each(|_| assert!(fabric.poll(&mut |done| all.push(done.latency)).unwrap()));
+            }
+        }
+        all
+    };
+    let alone = latencies(0, false);
+    assert_eq!((alone.len(), &alone), (60, &latencies(1, false)));
+    assert_eq!((&alone, &alone), (&latencies(0, true), &latencies(3, true)));
+}
+
+#[test]
+fn each_verb_puts_its_payload_and_headers_on_the_wire() {
+    // Beside BTH and ICRC, 16 B, a packet has 66 B of preamble, gap, Ethernet, IP and UDP. A RETH has 16 B, an AETH 4, and an
+    // atomic operation's header 28 B, its old value 8.
+    const EACH: u64 = 16 + 66;
+    let spec = FabricSpec::new(&strom(&[]), (1, 1), star(2, WhenFull::Pause, 1 << 20), (0, 7)).unwrap();
+    for len in [1u64, 4, 63, 64, 1408, 1409, 4096, 60_000] {
+        // Payload of up to 1408 B a packet, in whole words of 4 B.
+        let (packets, payload) = (len.div_ceil(1408), len.next_multiple_of(4));
+        // The first of a READ's answers and the last one acknowledge.
+        let read = EACH + 16 + packets * EACH + payload + 4 * packets.min(2);
+        let write = packets * EACH + payload + 16 + EACH + 4;
+        for (verb, bytes) in [(RawVerb::Read, read), (RawVerb::Write, write)] {
+            let mut fabric = Fabric::new(&spec).unwrap();
+            let connection = fabric.connect(0, 1).unwrap();
+            let region = fabric.alloc(1, 1 << 16).unwrap();
+            fabric.submit_raw(connection, verb, &region, len as u32, 0).unwrap();
+            assert!(fabric.poll(&mut |_| {}).unwrap());
+            assert_eq!(fabric.counts().wire_bytes, bytes, "{verb:?} of {len} B");
+        }
+    }
+    let mut fabric = Fabric::new(&spec).unwrap();
+    let connection = fabric.connect(0, 1).unwrap();
+    let region = fabric.alloc(1, 64).unwrap();
+    let params = SequencerParams { address: region.va(), key: region.key(), count: 1 }.encode();
+    fabric.submit(connection, Placement::Client, op::SEQUENCER, &params, 0).unwrap();
+    assert!(fabric.poll(&mut |_| {}).unwrap());
+    assert_eq!(fabric.counts().wire_bytes, EACH + 28 + EACH + 4 + 8);
 }

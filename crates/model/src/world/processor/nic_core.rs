@@ -55,17 +55,18 @@ impl Processor for NicCore {
         self.cores.run(at, board.core_instructions(count)).1
     }
 
-    /// The chunk is on the card already.
-    fn deliver(&mut self, _: &mut Board, _: usize, now: Ps, _: usize) -> Ps {
-        now
+    /// From the data path over the card's own PCIe, which has more bandwidth than the wire.
+    fn deliver(&mut self, board: &mut Board, _: usize, now: Ps, _: usize) -> Ps {
+        now + board.spec.card_way[0]
     }
 
-    fn dispatch(&mut self, _: &mut Board, _: Arrival, now: Ps, _: usize) -> Ps {
-        self.cores.cores.run(now, self.dispatch).1
+    fn dispatch(&mut self, board: &mut Board, from: Arrival, now: Ps, bytes: usize) -> Ps {
+        let here = self.deliver(board, from.nic, now, bytes);
+        self.cores.cores.run(here, self.dispatch).1
     }
 
-    fn answer(&mut self, _: &mut Board, _: usize, at: Ps, _: usize) -> Ps {
-        self.cores.cores.run(at, self.issue).1
+    fn answer(&mut self, board: &mut Board, _: usize, at: Ps, _: usize) -> Ps {
+        self.cores.cores.run(at, self.issue).1 + board.spec.card_way[1]
     }
 
     /// The round trip of a read of host memory, whatever it does there; its bytes share PCIe with those of the NIC.
