@@ -78,12 +78,18 @@ fn mean(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     Some(values.iter().sum::<f64>() / values.len().max(1) as f64)
 }
 
-/// How often traffic rises above half of its most.
+/// How often traffic rises above half of its most, with a fall below a tenth in between: a dip amid a peak makes no second one.
 fn peaks(traffic: &[(f64, f64)]) -> usize {
     let most = traffic.iter().map(|dot| dot.1).fold(0.0, f64::max);
-    let above = |dot: &(f64, f64)| dot.1 > most / 2.0;
-    let first = usize::from(traffic.first().is_some_and(above));
-    first + traffic.windows(2).filter(|pair| !above(&pair[0]) && above(&pair[1])).count()
+    let mut count = 0;
+    let mut low = true;
+    for &(_, rate) in traffic {
+        if low && rate > most / 2.0 {
+            (count, low) = (count + 1, false);
+        }
+        low |= rate < most / 10.0;
+    }
+    count
 }
 
 /// What the text says about shapes.
@@ -319,4 +325,16 @@ fn edges(lines: &Lines<'_>) -> Option<Trend> {
         holds: first - 1.0 <= computed * 10.0 && computed * 10.0 < first,
         evidence: format!("traffic from slice {first:.0} of 100 ms on; by hand {computed:.2} s"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dip_amid_a_peak_makes_no_second_one() {
+        let rates = [0.0, 60.0, 100.0, 40.0, 90.0, 5.0, 0.0, 30.0, 80.0, 20.0, 70.0, 0.0];
+        let traffic: Vec<(f64, f64)> = (0..).map(f64::from).zip(rates).collect();
+        assert_eq!(peaks(&traffic), 2);
+    }
 }
