@@ -22,11 +22,11 @@ pub fn claims(figures: &[Figure], platform: &Platform) -> Vec<Claim> {
         }
         claim.remark = match claim.id.as_str() {
             "RB-075" => {
-                "what a request costs such a core is derived from this row; but at their peaks the wire and batches bound both \
-                 in the model, and would have to bind neither"
+                "what a request costs such a core is derived from this row; but at its peak the wire bounds the CPU in the \
+                 model, and would have to bind neither"
             }
             "RB-087" => {
-                "fitted, and at the end of its range: a fetch from the host would have to take a card's core 0.4 us, not 0.5"
+                "fitted, and at the end of its range: a fetch from the host would have to take a card's core less than 0.5 us"
             }
             "RB-095" => {
                 "stalls of the operating system, an estimate, make the CPU's tail: one request in a thousand delays eight of a \
@@ -39,7 +39,7 @@ pub fn claims(figures: &[Figure], platform: &Platform) -> Vec<Claim> {
             "RB-102" => "follows from the CPU's rate, as RB-104",
             "RB-103" | "RB-107" => "arithmetic on Watts that went in",
             "RB-104" => {
-                "with one batch of each client under way the wire is busy for 70 % of the time; full it would be 147 Kop/W"
+                "the wire is full, which is 147 Kop/W: the paper's CPU would have to be at 89 % of that"
             }
             "RB-113" => "of the six parts of a hop three are estimates that differ between the two",
             "RB-118" => {
