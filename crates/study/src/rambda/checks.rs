@@ -38,9 +38,7 @@ pub fn claims(figures: &[Figure], platform: &Platform) -> Vec<Claim> {
             }
             "RB-102" => "follows from the CPU's rate, as RB-104",
             "RB-103" | "RB-107" => "arithmetic on Watts that went in",
-            "RB-104" => {
-                "the wire is full, which is 147 Kop/W: the paper's CPU would have to be at 89 % of that"
-            }
+            "RB-104" => "the wire is full, which is 147 Kop/W: the paper's CPU would have to be at 89 % of that",
             "RB-113" => "of the six parts of a hop three are estimates that differ between the two",
             "RB-118" => {
                 "lines that a core has under way are derived from this row, without what a query costs beside: eight cores do \
