@@ -1,5 +1,5 @@
 //! A TCP sender's congestion control: slow start, congestion avoidance, fast retransmit and recovery (RFC 5681, RFC 6582)
-//! and the retransmission timer (RFC 6298).
+//! and the retransmission timer (RFC 6298), with the patience of RACK (RFC 8985) where too few later segments arrive.
 //!
 //! It counts bytes and knows no packets. Like all components it has no clock and no events: its owner asks it.
 
@@ -49,13 +49,15 @@ pub struct Tcp {
     duplicates: u32,
     /// The end of what was sent when recovery began.
     recover: Option<u64>,
-    /// Smoothed round trip and its deviation.
+    /// Smoothed round trip and its deviation, and the shortest.
     srtt: Option<(f64, f64)>,
+    least: f64,
     backoff: u32,
     /// What is timed: the end of a segment, and when it left.
     timed: Option<(u64, Ps)>,
-    /// When the timer was started.
+    /// When the timer was started, and when the last acknowledgement of the same came.
     since: Ps,
+    repeated: Ps,
 }
 
 impl Tcp {
@@ -71,9 +73,11 @@ impl Tcp {
             duplicates: 0,
             recover: None,
             srtt: None,
+            least: f64::INFINITY,
             backoff: 0,
             timed: None,
             since: Ps::ZERO,
+            repeated: Ps::ZERO,
         }
     }
 
@@ -112,7 +116,7 @@ impl Tcp {
     /// Everything up to `ack` has arrived, says an acknowledgement.
     pub fn acked(&mut self, now: Ps, ack: u64) -> AfterAck {
         if ack <= self.una {
-            return self.duplicate();
+            return self.duplicate(now);
         }
         let newly = (ack - self.una) as f64;
         let segment = self.params.segment_bytes as f64;
@@ -136,12 +140,11 @@ impl Tcp {
         AfterAck::GoOn
     }
 
-    fn duplicate(&mut self) -> AfterAck {
+    fn duplicate(&mut self, now: Ps) -> AfterAck {
         if self.una == self.next {
             return AfterAck::GoOn;
         }
-        let segment = self.params.segment_bytes as f64;
-        self.duplicates += 1;
+        (self.duplicates, self.repeated) = (self.duplicates + 1, now);
         if self.recover.is_some() {
             // Half as many go as before, from the beginning of recovery to its end (RFC 6937).
             return if self.duplicates.is_multiple_of(2) { AfterAck::Another } else { AfterAck::GoOn };
@@ -149,11 +152,31 @@ impl Tcp {
         if self.duplicates < DUPLICATES {
             return AfterAck::GoOn;
         }
+        self.begin_recovery();
+        AfterAck::Retransmit
+    }
+
+    fn begin_recovery(&mut self) {
         self.slow_down();
         self.recover = Some(self.next);
-        self.cwnd = self.ssthresh + segment * f64::from(DUPLICATES);
+        self.cwnd = self.ssthresh + self.params.segment_bytes as f64 * f64::from(self.duplicates);
         self.timed = None;
-        AfterAck::Retransmit
+    }
+
+    /// Until when fewer acknowledgements of the same than say that a segment is lost may mean that others have overtaken it: a quarter
+    /// of the shortest round trip (RFC 8985).
+    fn patience(&self) -> Option<Ps> {
+        let waits = self.recover.is_none() && self.duplicates > 0 && self.least.is_finite();
+        waits.then(|| self.repeated + Ps((self.least / 4.0) as u64))
+    }
+
+    /// The timer went off. Whether what follows what was acknowledged is lost and to be sent again, without a timeout.
+    pub fn lost_patience(&mut self, now: Ps) -> bool {
+        let lost = self.patience().is_some_and(|until| until <= now);
+        if lost {
+            self.begin_recovery();
+        }
+        lost
     }
 
     /// One segment more may be under way until recovery ends.
@@ -168,6 +191,7 @@ impl Tcp {
     fn measure(&mut self, now: Ps, ack: u64) {
         let Some((_, left)) = self.timed.take_if(|(end, _)| ack >= *end) else { return };
         let sample = (now - left).0 as f64;
+        self.least = self.least.min(sample);
         self.srtt = Some(match self.srtt {
             None => (sample, sample / 2.0),
             Some((mean, deviation)) => {
@@ -178,7 +202,8 @@ impl Tcp {
 
     /// When the timer goes off, if anything is under way.
     pub fn deadline(&self) -> Option<Ps> {
-        (self.una < self.next).then(|| self.since + self.rto())
+        let timeout = (self.una < self.next).then(|| self.since + self.rto())?;
+        Some(self.patience().map_or(timeout, |until| until.min(timeout)))
     }
 
     fn rto(&self) -> Ps {
@@ -268,6 +293,21 @@ mod tests {
         assert_eq!(tcp.acked(ms(602), ack), AfterAck::GoOn);
         assert_eq!(round(&mut tcp, ms(602)), 2);
         assert_eq!(tcp.deadline(), Some(ms(802)));
+    }
+
+    #[test]
+    fn few_that_are_missed_are_sent_again_when_none_can_have_overtaken_them() {
+        let mut tcp = tcp();
+        let us = |n: u64| Ps(n * 1_000_000);
+        round(&mut tcp, us(0));
+        ack_all(&mut tcp, us(100));
+        round(&mut tcp, us(100));
+        let ack = tcp.acknowledged();
+        assert_eq!(tcp.acked(us(200), ack), AfterAck::GoOn);
+        assert_eq!(tcp.deadline(), Some(us(225)), "a quarter of a round trip");
+        assert!(!tcp.lost_patience(us(224)) && tcp.lost_patience(us(225)));
+        assert_eq!(tcp.deadline(), Some(us(200_100)), "it is being mended");
+        assert!(!tcp.lost_patience(us(300)));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct Packet {
     pub ack: bool,
     pub offset: u64,
     pub len: u32,
+    /// How many of its flow have left before it.
+    pub order: u64,
     pub limit: u64,
     /// Whether nothing followed when it left: it is acknowledged at once.
     pub push: bool,
@@ -65,7 +67,13 @@ pub(super) struct Flow {
     pub sent: VecDeque<(u64, u32)>,
     /// Up to here what was lost has been sent again in this recovery.
     pub mended: u64,
-    pub timer: bool,
+    /// Packets that have left, and of those that have arrived the last to leave.
+    pub left: u64,
+    newest: u64,
+    /// What was sent again, as it left: how many had before it, offset and length.
+    again: VecDeque<(u64, u64, u32)>,
+    /// When the timer is next looked at.
+    pub timer: Option<Ps>,
     stream: Resequencer,
     early: BTreeMap<u64, Arrived>,
     pub ready: VecDeque<Arrived>,
@@ -90,7 +98,10 @@ impl Flow {
             limit: policy.window,
             sent: VecDeque::new(),
             mended: 0,
-            timer: false,
+            left: 0,
+            newest: 0,
+            again: VecDeque::new(),
+            timer: None,
             stream: Resequencer::new(policy),
             early: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -115,16 +126,35 @@ impl Flow {
         Some(self.sent[at].1)
     }
 
-    /// The next segment that is lost: later ones have arrived. What the receiver's acknowledgements say of these (RFC 2018) is
-    /// read where it stands, half a round trip early.
+    /// The next segment that is lost: what left later has arrived, one that was sent again among them, as Linux finds it (RFC 8985).
+    /// What the receiver's acknowledgements say of these (RFC 2018) is read where it stands, half a round trip early.
     pub fn lost(&mut self) -> Option<(u64, u32)> {
+        while let Some((_, offset, len)) = self.again.pop_front_if(|(order, ..)| *order < self.newest) {
+            if self.is_missing(offset) {
+                return Some((offset, len));
+            }
+        }
         let last = *self.early.last_key_value()?.0;
         let from = self.sent.partition_point(|(offset, _)| *offset < self.mended);
         let mut after = self.sent.range(from..).take_while(|(offset, _)| *offset < last);
-        let found =
-            *after.find(|(offset, _)| *offset >= self.stream.ready().end && !self.early.contains_key(offset))?;
+        let found = *after.find(|(offset, _)| self.is_missing(*offset))?;
         self.mended = found.0 + u64::from(found.1);
         Some(found)
+    }
+
+    fn is_missing(&self, offset: u64) -> bool {
+        offset >= self.stream.ready().end && !self.early.contains_key(&offset)
+    }
+
+    /// A segment is about to be sent again.
+    pub fn sends_again(&mut self, (offset, len): (u64, u32)) {
+        self.again.push_back((self.left, offset, len));
+    }
+
+    /// The timer went off: all is to be sent again.
+    pub fn begins_anew(&mut self) {
+        (self.queued, self.mended) = (0, 0);
+        self.again.clear();
     }
 
     /// Everything up to `ack` has arrived.
@@ -136,6 +166,7 @@ impl Flow {
 
     /// A segment has arrived. Whether it was the next; `None` if it had come before.
     pub fn arrive(&mut self, packet: &Packet) -> Result<Option<bool>, BeyondWindow> {
+        self.newest = self.newest.max(packet.order);
         let (mut fresh, before) = (false, self.stream.ready().end);
         self.stream.accept(packet.offset, packet.len, |_| fresh = true)?;
         if !fresh {

@@ -547,6 +547,7 @@ impl World {
             flow: number,
             offset,
             len,
+            order: flow.left,
             push: end == flow.written,
             content: flow.content(offset, len),
             nic: by.map_or(number % self.nics, |segment| segment.nic.0.into()),
@@ -554,12 +555,9 @@ impl World {
             queue: by.map_or(0, |segment| usize::from(segment.subflow) + 1),
             ..Packet::default()
         };
+        flow.left += 1;
         let from = flow.from;
-        if !std::mem::replace(&mut flow.timer, true)
-            && let Some(deadline) = flow.tcp.deadline()
-        {
-            self.queue.push(deadline.max(now), Event::Timer(number as u32));
-        }
+        self.arm(now, number);
         let work = self.costs.send;
         let (_, ready) = self.hosts[from].soft(number).serve(now, work);
         let packet = self.keep(packet);
@@ -722,6 +720,7 @@ impl World {
             }
         }
         self.pump(now, packet.flow);
+        self.arm(now, packet.flow);
     }
 
     /// Sends the first segment again that was not acknowledged.
@@ -738,31 +737,47 @@ impl World {
     }
 
     fn send_again(&mut self, now: Ps, number: usize, segment: (u64, u32)) {
-        self.flows[number].queued += u64::from(segment.1);
+        let flow = &mut self.flows[number];
+        flow.queued += u64::from(segment.1);
+        flow.sends_again(segment);
         self.figures.resent += 1;
         self.send(now, number, segment, None);
     }
 
+    /// Looks at a flow's timer when it may go off, and no later.
+    fn arm(&mut self, now: Ps, number: usize) {
+        let flow = &mut self.flows[number];
+        let Some(deadline) = flow.tcp.deadline().map(|at| at.max(now)) else { return };
+        if flow.timer.is_none_or(|at| deadline < at) {
+            flow.timer = Some(deadline);
+            self.queue.push(deadline, Event::Timer(number as u32));
+        }
+    }
+
     fn timer(&mut self, now: Ps, number: usize) {
         let flow = &mut self.flows[number];
-        flow.timer = false;
+        // An earlier look has come since, and later ones.
+        if flow.timer.is_none_or(|at| at > now) {
+            return;
+        }
+        flow.timer = None;
         let Some(deadline) = flow.tcp.deadline() else { return };
-        flow.timer = true;
         if deadline > now {
-            return self.queue.push(deadline, Event::Timer(number as u32));
+            return self.arm(now, number);
         }
-        self.figures.timeouts += 1;
-        flow.tcp.timed_out(now);
-        (flow.queued, flow.mended) = (0, 0);
-        if let Some(deadline) = self.flows[number].tcp.deadline() {
-            self.queue.push(deadline, Event::Timer(number as u32));
-        } else {
-            self.flows[number].timer = false;
-        }
-        if self.flows[number].pooled {
+        if flow.tcp.lost_patience(now) {
             self.resend(now, number);
         } else {
+            self.figures.timeouts += 1;
+            flow.tcp.timed_out(now);
+            flow.begins_anew();
+            if flow.pooled {
+                self.resend(now, number);
+            }
+        }
+        if !self.flows[number].pooled {
             self.pump(now, number);
         }
+        self.arm(now, number);
     }
 }

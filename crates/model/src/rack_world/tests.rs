@@ -66,6 +66,20 @@ fn incast_drops_and_recovers_and_the_pool_drops_nothing() {
     assert_eq!((ours.delivered, base.delivered), (3 * bytes, 3 * bytes));
 }
 
+/// A port that is full drops what is sent again, too: what leaves later says so, and nobody waits for a timer of 200 ms.
+#[test]
+fn streams_that_share_a_link_fill_it_though_its_port_drops() {
+    let platform = Platform::load("dfabric").unwrap();
+    for bytes in [8 << 20, 64 << 20] {
+        let mut programs = one_way(0, 2, bytes);
+        programs[1].push(RackStep::Send { to: 3, bytes });
+        programs[3].push(RackStep::Receive { from: 1, bytes });
+        let figures = run(&platform, &spec(baseline(), programs)).unwrap();
+        let part = figures.delivered as f64 / figures.end.as_secs() / NIC;
+        assert!(figures.dropped > 0 && figures.timeouts == 0 && part > 0.8, "{part} of the link: {figures:?}");
+    }
+}
+
 #[test]
 fn each_mechanism_costs_something_when_it_is_off() {
     let with = |change: &dyn Fn(&mut FabricSpec)| {
