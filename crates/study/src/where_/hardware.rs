@@ -155,10 +155,12 @@ impl Way<'_> {
     fn client(&mut self) {
         self.turn(Side::Client);
         for access in &self.operation.accesses {
+            let from = self.path.visits.len();
             self.rounds(access, |way, access| {
                 way.one_sided(access);
                 way.turn(Side::Client);
             });
+            self.path.overlaps(from);
         }
         if self.operation.writes > 0.0
             && let Some(last) = self.operation.accesses.last().copied()

@@ -138,6 +138,8 @@ pub struct Visit {
     pub chance: f64,
     /// It follows another of its kind closely, beside all that do.
     pub wake: bool,
+    /// What its core does for all that follow so while the first of them is waited for.
+    pub hidden: f64,
     /// What it is, for the list of parts.
     pub what: &'static str,
 }
@@ -265,9 +267,25 @@ impl Path {
                 hit: 0.0,
                 chance: 1.0,
                 wake: false,
+                hidden: 0.0,
                 what,
             });
         }
+    }
+
+    /// Of what came since `from`, a client's accesses of which all but the first are in its wake: while the first is on its way
+    /// the core issues others, and takes their answers as they come, which takes no longer than that way.
+    pub fn overlaps(&mut self, from: usize) {
+        let visits = &mut self.visits[from..];
+        let Some(at) = visits.iter().position(|visit| visit.wake) else { return };
+        let (first, wake) = visits.split_at_mut(at);
+        let is_core = |visit: &&Visit| visit.station == Some(Station::ClientCores);
+        let held = |visit: &Visit| visit.chance * visit.held();
+        let all: f64 = first.iter().filter(is_core).map(held).sum();
+        let issue: f64 = first.iter().take_while(is_core).map(held).sum();
+        let way: f64 = first.iter().map(Visit::mean).sum::<f64>() - all;
+        let later = wake.iter().filter(is_core).map(held).sum::<f64>() * (1.0 - issue / all.max(1e-9));
+        wake[0].hidden = later.min(way);
     }
 
     /// Mean time that one operation holds each station, of each of its servers, acknowledgements apart.
@@ -320,6 +338,7 @@ impl Path {
                         *sum += visit.chance * visit.held() * visit.servers / servers;
                     }
                 }
+                all[Station::ClientCores as usize].1 -= first.hidden;
                 all.into_iter().max_by(|one, other| one.1.total_cmp(&other.1)).unwrap_or_default()
             }
             [visit, ..] => (visit.what, own(visit)),
