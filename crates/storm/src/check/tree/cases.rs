@@ -171,12 +171,12 @@ pub const TREE_CASES: &[TreeCase] = &[
     },
     TreeCase {
         name: "movers",
-        about: "two move the border by a leaf, one up and one down",
+        about: "two move the border by a leaf, one up and one down; each then reads a key that the other may move",
         loaded: 6,
         deleted: &[],
         border: Some(35),
         bytes: false,
-        tasks: &[&[Move(55, 1)], &[Move(15, 1)]],
+        tasks: &[&[Move(55, 1), Get(20)], &[Move(15, 1), Get(40)]],
     },
     TreeCase {
         name: "bytes-split-root",
