@@ -9,13 +9,13 @@
 mod fabric;
 mod flow;
 mod host;
+mod sending;
+mod spec;
 mod tor;
 
-use std::collections::BTreeMap;
+use remora_rack::FlowPolicy;
 
-use remora_rack::{BeyondWindow, FlowPolicy};
-
-use crate::component::tcp::{AfterAck, TcpParams};
+use crate::component::tcp::TcpParams;
 use crate::event::WheelQueue;
 use crate::platform::Platform;
 use crate::resource::{Usage, binding};
@@ -23,109 +23,12 @@ use crate::time::Ps;
 
 pub use fabric::{FabricSpec, MEMORY_DEVICE};
 pub use host::RackStep;
+pub use spec::{RackFigures, RackSystem, RackWorldError, RackWorldSpec};
 
 use fabric::Fabric;
 use flow::{Arrived, Flow, Packet};
 use host::{Costs, Doing, Host};
 use tor::Tor;
-
-/// What joins the nodes.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RackSystem {
-    /// A NIC of its own for each node, and ToR switches: so many NICs, ideally bonded, as are the links between the racks.
-    Baseline {
-        /// NICs of a node.
-        nics: u64,
-    },
-    /// Pools.
-    Fabric(FabricSpec),
-}
-
-/// Two racks, and what their nodes do.
-#[derive(Clone, Debug)]
-pub struct RackWorldSpec {
-    /// What joins them.
-    pub system: RackSystem,
-    /// Bytes a second of a NIC.
-    pub nic_bytes_per_s: f64,
-    /// Programs of the nodes: those of the first rack, then as many of the second.
-    pub programs: Vec<Vec<RackStep>>,
-    /// Whether programs copy what they receive.
-    pub receive_copied: bool,
-    /// Whether TCP has only little of a socket below itself.
-    pub small_queues: bool,
-    /// The span over which traffic is counted.
-    pub slice: Ps,
-}
-
-/// What came of it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RackFigures {
-    /// When the last program was done.
-    pub end: Ps,
-    /// The times that programs noted.
-    pub marks: Vec<Vec<Ps>>,
-    /// The most that a program computed.
-    pub computed: Ps,
-    /// Bytes that programs received.
-    pub delivered: u64,
-    /// Packets that switches dropped.
-    pub dropped: u64,
-    /// Segments that were sent again, and timeouts.
-    pub resent: u64,
-    /// Timeouts.
-    pub timeouts: u64,
-    /// Bytes that came to nodes in each slice of time: from their own rack, and from the other.
-    pub slices: Vec<(u64, u64)>,
-    /// What was busiest, and how busy.
-    pub binding: (String, f64),
-    /// Of each kind of thing how busy the busiest was.
-    pub busy: BTreeMap<&'static str, f64>,
-    /// Events that it took.
-    pub events: u64,
-}
-
-/// Why there is no such world, or why it does not go on.
-#[derive(Debug, thiserror::Error)]
-pub enum RackWorldError {
-    /// The platform lacks something.
-    #[error("platform {0} describes no {1}")]
-    Lacks(String, &'static str),
-    /// Two racks have as many nodes each.
-    #[error("{0} programs are not those of two racks of the same size")]
-    Uneven(usize),
-    /// A program names a node that is not there, or itself.
-    #[error("node {0} talks to node {1}, which is not another one of the racks")]
-    NoSuchNode(usize, usize),
-    /// Nothing goes on although programs are not done.
-    #[error("{0} programs never end")]
-    Stuck(usize),
-    /// A packet held what belongs elsewhere.
-    #[error("bytes {offset} and on of the stream from node {from} to node {to} are not what was sent")]
-    Wrong {
-        /// Who sent.
-        from: usize,
-        /// To whom.
-        to: usize,
-        /// Where.
-        offset: u64,
-    },
-    /// A sender went beyond what its receiver allows.
-    #[error(transparent)]
-    Beyond(#[from] BeyondWindow),
-    /// Not all that was sent was received.
-    #[error("{sent} B were sent from node {from} to node {to}, and {received} B received")]
-    Missing {
-        /// Who sent.
-        from: usize,
-        /// To whom.
-        to: usize,
-        /// Bytes.
-        sent: u64,
-        /// Bytes.
-        received: u64,
-    },
-}
 
 /// What happens.
 #[derive(Clone, Copy, Debug)]
@@ -483,135 +386,6 @@ impl World {
         }
     }
 
-    /// Sends what TCP, its receiver and the queues below it allow.
-    fn pump(&mut self, now: Ps, number: usize) {
-        let flow = &mut self.flows[number];
-        let limit = flow.tcp.limit().min(flow.limit).min(flow.written);
-        if flow.pooled {
-            // Of several subflows each is a socket.
-            let room = self.small_queue.map_or(u64::MAX, |queue| (queue * flow.sockets).saturating_sub(flow.queued));
-            let from = flow.offered;
-            let mut end = limit.min(from.saturating_add(room));
-            if end < flow.written {
-                end = from + (end.saturating_sub(from)) / self.segment * self.segment;
-            }
-            if end > from {
-                flow.offered = end;
-                flow.queued += end - from;
-                let node = flow.from;
-                if let Network::Fabric(fabric) = &mut self.network {
-                    fabric.offer(number, node, end);
-                }
-                self.hand_out(now, node);
-            }
-            return;
-        }
-        loop {
-            let flow = &mut self.flows[number];
-            let next = flow.tcp.next();
-            let room = limit.saturating_sub(next);
-            let again = flow.boundary(next);
-            let len = again.unwrap_or((flow.written - next).min(self.segment) as u32);
-            let queue_full =
-                self.small_queue.is_some_and(|most| flow.queued > 0 && flow.queued + u64::from(len) > most);
-            if len == 0 || u64::from(len) > room || queue_full {
-                return;
-            }
-            if again.is_none() {
-                flow.sent.push_back((next, len));
-            } else {
-                self.figures.resent += 1;
-            }
-            flow.queued += u64::from(len);
-            self.send(now, number, (next, len), None);
-        }
-    }
-
-    /// The pool's NICs get what they have room for, of all flows of a node's rack.
-    fn hand_out(&mut self, now: Ps, node: usize) {
-        loop {
-            let Network::Fabric(fabric) = &mut self.network else { return };
-            let Some(segment) = fabric.poll(now, node) else { return };
-            let flow = segment.flow.0 as usize;
-            self.flows[flow].sent.push_back((segment.offset, segment.len));
-            self.send(now, flow, (segment.offset, segment.len), Some(segment));
-        }
-    }
-
-    /// The kernel makes a packet of a segment.
-    fn send(&mut self, now: Ps, number: usize, (offset, len): (u64, u32), by: Option<remora_rack::Segment>) {
-        let flow = &mut self.flows[number];
-        let end = offset + u64::from(len);
-        flow.tcp.sent(now, end);
-        let packet = Packet {
-            flow: number,
-            offset,
-            len,
-            order: flow.left,
-            push: end == flow.written,
-            content: flow.content(offset, len),
-            nic: by.map_or(number % self.nics, |segment| segment.nic.0.into()),
-            tag: by.map(|segment| segment.tag),
-            queue: by.map_or(0, |segment| usize::from(segment.subflow) + 1),
-            ..Packet::default()
-        };
-        flow.left += 1;
-        let from = flow.from;
-        self.arm(now, number);
-        let work = self.costs.send;
-        let (_, ready) = self.hosts[from].soft(number).serve(now, work);
-        let packet = self.keep(packet);
-        self.queue.push(ready, Event::Transmit(packet));
-    }
-
-    fn keep(&mut self, packet: Packet) -> u32 {
-        match self.spare.pop() {
-            Some(number) => {
-                self.packets[number as usize] = packet;
-                number
-            }
-            None => {
-                self.packets.push(packet);
-                self.packets.len() as u32 - 1
-            }
-        }
-    }
-
-    fn transmit(&mut self, now: Ps, number: u32) {
-        let packet = self.packets[number as usize];
-        let (from, _) = self.ends(&packet);
-        match &mut self.network {
-            Network::Tor(tor) => {
-                let left = tor.send(now, (number, &packet), from, &mut self.queue);
-                self.left(left + self.costs.interrupt, &packet);
-            }
-            Network::Fabric(fabric) => {
-                let seen = fabric.posted(now, from, packet.queue);
-                self.queue.push(seen, Event::Seen(number));
-            }
-        }
-    }
-
-    fn seen(&mut self, now: Ps, number: u32) {
-        let packet = self.packets[number as usize];
-        let ends = self.ends(&packet);
-        let Network::Fabric(fabric) = &mut self.network else { return };
-        let free = if ends.0 / self.in_rack == ends.1 / self.in_rack {
-            fabric.pass(now, (number, &mut self.packets[number as usize]), ends, &mut self.queue);
-            fabric.freed(now)
-        } else {
-            fabric.transmit(now, (number, &packet), ends.0, &mut self.queue)
-        };
-        self.left(free, &packet);
-    }
-
-    /// A packet is no longer below TCP from `at` on.
-    fn left(&mut self, at: Ps, packet: &Packet) {
-        if self.small_queue.is_some() && !packet.ack {
-            self.queue.push(at, Event::Freed(packet.flow as u32, packet.len));
-        }
-    }
-
     /// A node's kernel takes a packet: the first of several has to interrupt it.
     fn arrive(&mut self, now: Ps, number: u32) {
         let packet = self.packets[number as usize];
@@ -680,104 +454,5 @@ impl World {
             self.queue.push(now + self.costs.wake, Event::App(to as u32));
         }
         Ok(())
-    }
-
-    /// A receiver says how far it has come and how far its sender may go.
-    fn acknowledge(&mut self, now: Ps, number: usize) {
-        let work = self.costs.ack;
-        let flow = &mut self.flows[number];
-        (flow.unacked, flow.told) = (0, flow.allows());
-        let packet = Packet {
-            flow: number,
-            ack: true,
-            offset: flow.whole(),
-            limit: flow.told,
-            gap: flow.has_gap(),
-            nic: number % self.nics,
-            ..Packet::default()
-        };
-        let to = flow.to;
-        let (_, ready) = self.hosts[to].soft(number).serve(now, work);
-        let packet = self.keep(packet);
-        self.queue.push(ready, Event::Transmit(packet));
-    }
-
-    fn acknowledged(&mut self, now: Ps, packet: &Packet) {
-        let flow = &mut self.flows[packet.flow];
-        flow.limit = flow.limit.max(packet.limit);
-        // Who puts subflows together again does not take what is out of order for a loss.
-        let news = packet.offset > flow.tcp.acknowledged();
-        if news || (flow.in_order && packet.gap) {
-            let after = flow.tcp.acked(now, packet.offset);
-            flow.forget(packet.offset);
-            match after {
-                AfterAck::GoOn => {}
-                AfterAck::Retransmit => self.resend(now, packet.flow),
-                AfterAck::Another => match flow.lost().filter(|_| !flow.pooled) {
-                    Some(segment) => self.send_again(now, packet.flow, segment),
-                    None => flow.tcp.grow(),
-                },
-            }
-        }
-        self.pump(now, packet.flow);
-        self.arm(now, packet.flow);
-    }
-
-    /// Sends the first segment again that was not acknowledged.
-    fn resend(&mut self, now: Ps, number: usize) {
-        let flow = &mut self.flows[number];
-        let Some(&(offset, len)) = flow.sent.front() else { return };
-        // Once in a recovery: it is under way again.
-        if flow.mended <= offset {
-            flow.mended = offset + u64::from(len);
-            self.send_again(now, number, (offset, len));
-        } else if let Some(segment) = flow.lost() {
-            self.send_again(now, number, segment);
-        }
-    }
-
-    fn send_again(&mut self, now: Ps, number: usize, segment: (u64, u32)) {
-        let flow = &mut self.flows[number];
-        flow.queued += u64::from(segment.1);
-        flow.sends_again(segment);
-        self.figures.resent += 1;
-        self.send(now, number, segment, None);
-    }
-
-    /// Looks at a flow's timer when it may go off, and no later.
-    fn arm(&mut self, now: Ps, number: usize) {
-        let flow = &mut self.flows[number];
-        let Some(deadline) = flow.tcp.deadline().map(|at| at.max(now)) else { return };
-        if flow.timer.is_none_or(|at| deadline < at) {
-            flow.timer = Some(deadline);
-            self.queue.push(deadline, Event::Timer(number as u32));
-        }
-    }
-
-    fn timer(&mut self, now: Ps, number: usize) {
-        let flow = &mut self.flows[number];
-        // An earlier look has come since, and later ones.
-        if flow.timer.is_none_or(|at| at > now) {
-            return;
-        }
-        flow.timer = None;
-        let Some(deadline) = flow.tcp.deadline() else { return };
-        if deadline > now {
-            return self.arm(now, number);
-        }
-        if flow.tcp.lost_patience(now) {
-            self.resend(now, number);
-        } else {
-            self.figures.timeouts += 1;
-            flow.tcp.timed_out(now);
-            flow.begins_anew();
-            if flow.pooled {
-                self.resend(now, number);
-            }
-        }
-        if !self.flows[number].pooled {
-            self.pump(now, number);
-        }
-        self.arm(now, number);
     }
 }
