@@ -131,16 +131,37 @@ fn find() -> Result<PathBuf, ModuleError> {
         return Ok(place.into());
     }
     let program = std::env::current_exe().unwrap_or_default();
-    // Tests and examples are built a directory below.
-    let beside = program.ancestors().skip(1).take(2).map(Path::to_path_buf);
-    // Installed, it lies where programs lie that only others start.
-    let beside = beside.chain(program.parent().map(|dir| dir.join("../lib/remora")));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = beside.chain(std::env::split_paths(&path)).map(|dir| dir.join(NAME)).find(|file| file.is_file());
+    let places = beside(&program).into_iter().chain(std::env::split_paths(&path));
+    let found = places.map(|dir| dir.join(NAME)).find(|file| file.is_file());
     found.ok_or_else(|| {
         ModuleError::Compiler(format!(
             "{NAME} is neither beside this program, nor in ../lib/remora, nor on the path: build it (cargo build --release -p {NAME}), \
              or say where it is in {PLACE}"
         ))
     })
+}
+
+/// Where a program's compiler lies. Not just anywhere above it: there may be a directory in which others write.
+fn beside(program: &Path) -> Vec<PathBuf> {
+    let Some(dir) = program.parent() else { return Vec::new() };
+    // Tests and examples are built a directory below.
+    let below = dir.file_name().is_some_and(|name| name == "deps" || name == "examples");
+    let above = dir.parent().filter(|_| below).map(Path::to_path_buf);
+    // Installed, it lies where programs lie that only others start.
+    [dir.into()].into_iter().chain(above).chain([dir.join("../lib/remora")]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiler_lies_beside_its_program() {
+        let at =
+            |program: &str| beside(Path::new(program)).iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>();
+        assert_eq!(at("/tmp/remora-1/remora"), ["/tmp/remora-1", "/tmp/remora-1/../lib/remora"]);
+        assert_eq!(at("target/debug/deps/t")[..2], ["target/debug/deps", "target/debug"]);
+        assert!(at("").is_empty());
+    }
 }
