@@ -9,7 +9,7 @@ use remora_storm::shard::Shard;
 use remora_study::format::folded;
 use serde_json::{Value, json};
 
-use crate::check_search::{SearchArgs, figures, going, mutants, result, whole};
+use crate::check_search::{SearchArgs, figures, found, going, mutants, result, whole};
 use crate::output::{Json, print};
 use crate::progress::{Display, stop_flag};
 use crate::quantity::up_to;
@@ -148,20 +148,17 @@ pub fn run(what: &CheckCommand) -> Result<(), Failure> {
     }
     let display = Display::new(stop_flag());
     let (rows, failure) = models(args, &display);
-    if let Some(path) = &args.save {
+    let saved = args.save.as_ref().map_or(Ok(()), |path| {
         let complete = rows.iter().all(|row| row["complete"] == true) && !display.stopped();
         let failure = failure.as_ref().map(|(_, reason)| reason.as_str());
         let shard = args.shard.unwrap_or(Shard::WHOLE);
-        write_file(
-            path,
-            &shards::result("check", shard, parameters(args), failure, complete, json!({ "rows": rows })),
-        )?;
-    }
+        write_file(path, &shards::result("check", shard, parameters(args), failure, complete, json!({ "rows": rows })))
+    });
     if let Some((chart, reason)) = failure {
-        print(&format!("{chart}\n"))?;
-        return Err(Failure::Failed(reason));
+        return Err(found(reason, &chart).and(saved));
     }
     args.json.show(&table(&parameters(args), &rows), || json!({ "format": "remora-check/1", "rows": rows }))?;
+    saved?;
     whole(display.stopped(), &unfinished(&rows))
 }
 

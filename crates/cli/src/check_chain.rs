@@ -5,8 +5,8 @@ use remora_storm::check::chain::{CHAIN_MUTANTS, ChainOptions, check_chain, check
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::check_search::{SearchArgs, figures, going, mutants, visited, whole};
-use crate::output::{Json, print};
+use crate::check_search::{SearchArgs, figures, found, going, mutants, visited, whole};
+use crate::output::Json;
 use crate::progress::{Display, stop_flag};
 use crate::quantity::up_to;
 
@@ -73,8 +73,7 @@ pub fn run(args: &CheckChain) -> Result<(), Failure> {
     let report = check_chain(&options(args), search, going(&display, ""));
     display.clear();
     if let Some((reason, chart)) = &report.failure {
-        print(&format!("{chart}\n"))?;
-        return Err(Failure::Failed(reason.clone()));
+        return Err(found(reason.clone(), chart));
     }
     args.json.show(&table(args, &report), || json_row(args, &report))?;
     let unfinished = report.stopped.map(|_| "the chain");

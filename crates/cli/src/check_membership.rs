@@ -7,8 +7,8 @@ use remora_storm::check::{CheckReport, Search};
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::check_search::{figures, going, mutants, visited, whole};
-use crate::output::{Json, print};
+use crate::check_search::{figures, found, going, mutants, visited, whole};
+use crate::output::Json;
 use crate::progress::{Display, stop_flag};
 use crate::quantity::{count, up_to};
 
@@ -88,8 +88,7 @@ pub fn run(args: &CheckMembership) -> Result<(), Failure> {
     let report = check_membership(&options(args), search, going(&display, ""));
     display.clear();
     if let Some((reason, chart)) = &report.failure {
-        print(&format!("{chart}\n"))?;
-        return Err(Failure::Failed(reason.clone()));
+        return Err(found(reason.clone(), chart));
     }
     args.json.show(&table(args, &report), || json_row(args, &report))?;
     let unfinished = report.stopped.map(|_| "membership");

@@ -10,8 +10,8 @@ use remora_storm::check::{CheckReport, Search};
 use serde_json::json;
 
 use crate::Failure;
-use crate::check_search::{SearchArgs, going, mutants, result, stopped, whole};
-use crate::output::{Json, print};
+use crate::check_search::{SearchArgs, found, going, mutants, result, stopped, whole};
+use crate::output::Json;
 use crate::progress::{Display, stop_flag};
 use crate::quantity::up_to;
 
@@ -116,8 +116,7 @@ pub fn run(args: &CheckRack) -> Result<(), Failure> {
         let report = part.check(args, args.search.search(), going(&display, &format!("{name}: ")));
         if let Some((reason, chart)) = &report.failure {
             display.clear();
-            print(&format!("{chart}\n"))?;
-            return Err(Failure::Failed(format!("{name}: {reason}")));
+            return Err(found(format!("{name}: {reason}"), chart));
         }
         if !report.complete() {
             unfinished.push(name);

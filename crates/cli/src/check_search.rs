@@ -94,6 +94,11 @@ pub fn result(stopped: Option<&str>) -> String {
     }
 }
 
+/// What was found, whose message chart goes to the screen.
+pub fn found(reason: String, chart: &str) -> Failure {
+    Failure::Failed(reason).and(print(&format!("{chart}\n")))
+}
+
 /// Fails if of some of what was checked not all states were visited.
 pub fn whole(interrupted: bool, unfinished: &[&str]) -> Result<(), Failure> {
     match unfinished {

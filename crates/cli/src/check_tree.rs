@@ -8,8 +8,8 @@ use remora_storm::check::tree::{TREE_CASES, TreeOptions, check_tree};
 use serde_json::json;
 
 use crate::Failure;
-use crate::check_search::{going, result, stopped, whole};
-use crate::output::{Json, print};
+use crate::check_search::{found, going, result, stopped, whole};
+use crate::output::Json;
 use crate::progress::{Display, stop_flag};
 use crate::quantity::up_to;
 
@@ -64,8 +64,7 @@ pub fn run(args: &CheckTree) -> Result<(), Failure> {
         let report = check_tree(&options, search, going(&display, &format!("{}: ", case.name)));
         if let Some((reason, chart)) = &report.failure {
             display.clear();
-            print(&format!("{chart}\n"))?;
-            return Err(Failure::Failed(format!("{}: {reason}", case.name)));
+            return Err(found(format!("{}: {reason}", case.name), chart));
         }
         if !report.complete() {
             unfinished.push(case.name);

@@ -95,6 +95,15 @@ impl Failure {
             other => other,
         }
     }
+
+    /// What was found, and that it could not be written as well, if so: it is told all the same.
+    fn and(self, written: Result<(), Self>) -> Self {
+        match (self, written) {
+            (found, Ok(())) => found,
+            (Self::Failed(what), Err(why)) => Self::Failed(format!("{what}; {why}")),
+            (_, Err(why)) => why,
+        }
+    }
 }
 
 impl From<remora_study::StudyError> for Failure {
@@ -263,6 +272,14 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+
+    #[test]
+    fn what_was_found_is_told_beside_what_could_not_be_written() {
+        let failed = |why: &str| Failure::Failed(why.into());
+        assert_eq!(failed("seed 7").and(Ok(())).to_string(), "seed 7");
+        assert_eq!(failed("seed 7").and(Err(failed("disk full"))).to_string(), "seed 7; disk full");
+        assert_eq!(Failure::Interrupted.and(Err(failed("disk full"))).to_string(), "disk full");
+    }
 
     #[test]
     fn usage_errors_are_one_line() {

@@ -136,11 +136,13 @@ pub fn run(what: &StormCommand) -> Result<(), Failure> {
     let missing =
         interrupted.then(|| format!("interrupted; {:.0} % of what was asked for was run", 100.0 * run.part()));
     let text = not_complete(missing.as_deref()) + &table(&format!("from seed {}", run.seed), &figures);
-    args.json.print(&text)?;
     let failure = outcome.as_ref().err().filter(|e| !matches!(e, Failure::Interrupted)).map(|e| e.to_string());
     let result = result("storm", run.shard(), run.parameters(), failure.as_deref(), outcome.is_ok(), figures);
-    args.json.write_line(result)?;
-    outcome?;
+    let told = args.json.print(&text).and_then(|()| args.json.write_line(result));
+    if let Err(failure) = outcome {
+        return Err(failure.and(told));
+    }
+    told?;
     run.all_marks_reached()
 }
 
@@ -217,15 +219,25 @@ impl<'a> Run<'a> {
             Case::new(seed, args.nodes.into(), args.model, args.deployment, args.carriage)
         });
         for case in known.chain(fresh) {
-            self.storm(&case)?;
-            let part = self.part();
+            let report = case.run();
+            self.totals.add(&report);
+            let (part, stop) = (self.part(), self.stop.load(Ordering::Relaxed));
+            let is_last = report.failure.is_some() || stop || part >= 1.0;
+            let exported = match &args.export {
+                Some(path) if is_last => write_file(path, &export::to_json(&report.history, case.model, case.seed)),
+                _ => Ok(()),
+            };
+            if report.failure.is_some() {
+                return Err(self.tell(&case, report).and(exported));
+            }
+            exported?;
             let what = format!(
                 "{} storms, {} simulated",
                 self.totals.storms,
                 time(self.totals.simulated as f64 / SECOND as f64)
             );
             self.display.part(&what, part.min(1.0));
-            if self.stop.load(Ordering::Relaxed) {
+            if stop {
                 return Err(Failure::Interrupted);
             }
             if part >= 1.0 {
@@ -245,17 +257,6 @@ impl<'a> Run<'a> {
         let by_hours =
             hours.map(|hours| self.totals.simulated as f64 * shard.of as f64 / (hours * 3600.0 * SECOND as f64));
         [by_wall, by_count, by_hours].into_iter().flatten().fold(0.0, f64::max)
-    }
-
-    fn storm(&mut self, case: &Case) -> Result<(), Failure> {
-        let report = case.run();
-        self.totals.add(&report);
-        if let Some(path) = &self.args.export
-            && (report.failure.is_some() || self.part() >= 1.0)
-        {
-            write_file(path, &export::to_json(&report.history, case.model, case.seed))?;
-        }
-        if report.failure.is_some() { Err(self.tell(case, report)) } else { Ok(()) }
     }
 
     /// Shrinks a failing storm and tells its story.

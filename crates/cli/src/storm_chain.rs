@@ -84,7 +84,7 @@ pub fn run(args: &StormChain) -> Result<(), Failure> {
     // A fresh seed, short enough to be typed.
     let fresh = || RandomState::new().hash_one(0) >> 24;
     let (first, storms) = if args.ci { (1, CI_STORMS) } else { (args.seed.unwrap_or_else(fresh), args.storms) };
-    let (mut sums, started) = (Sums::default(), Instant::now());
+    let (mut sums, started, mut saved) = (Sums::default(), Instant::now(), Ok(()));
     for index in 0..storms {
         if display.stopped() {
             break;
@@ -94,12 +94,13 @@ pub fn run(args: &StormChain) -> Result<(), Failure> {
         let report = storm(&case);
         sums.add(&report);
         if let Some(path) = args.export.as_ref().filter(|_| report.failure.is_some() || index + 1 == storms) {
-            save(path, &report)?;
+            saved = save(path, &report);
         }
         if let Some(failure) = &report.failure {
             display.clear();
-            print(&format!("{}\n{}\nReplay: {}\n", describe(failure), report.states.join("\n"), case.command()))?;
-            return Err(Failure::Failed(format!("the storm of seed {} failed", case.seed)));
+            let text = format!("{}\n{}\nReplay: {}\n", describe(failure), report.states.join("\n"), case.command());
+            let failed = Failure::Failed(format!("the storm of seed {} failed", case.seed));
+            return Err(failed.and(print(&text)).and(saved));
         }
     }
     display.clear();
@@ -108,6 +109,7 @@ pub fn run(args: &StormChain) -> Result<(), Failure> {
     let figures = sums.figures(first, started.elapsed().as_secs_f64());
     let text = not_complete(missing.as_deref()) + &sums.table(first, started.elapsed().as_secs_f64());
     args.json.show(&text, || figures)?;
+    saved?;
     if !whole {
         return Err(Failure::Interrupted);
     }

@@ -70,8 +70,8 @@ pub fn run(args: &StormRack) -> Result<(), Failure> {
         let report = storm(&case);
         if let Some(failure) = &report.failure {
             display.clear();
-            print(&format!("{failure}\nReplay: {}\n", case.command()))?;
-            return Err(Failure::Failed(format!("the storm of seed {} failed", case.seed)));
+            let told = print(&format!("{failure}\nReplay: {}\n", case.command()));
+            return Err(Failure::Failed(format!("the storm of seed {} failed", case.seed)).and(told));
         }
         sums.add(&report);
     }

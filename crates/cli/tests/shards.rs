@@ -48,6 +48,21 @@ fn storms_in_shards_are_the_storms_of_one_run() {
 }
 
 #[test]
+fn what_cannot_be_written_does_not_hide_what_was_found() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (args, found) in [
+        (&["check", "minos", "--model", "synch", "--writes", "1", "--save"][..], "holds in all states"),
+        (&["storm", "chain", "--seed", "1", "--storms", "1", "--export"], "transactions done"),
+        (&["storm", "minos", "--seed", "1", "--storms", "1", "--nodes", "3", "--export"], "operations"),
+    ] {
+        let output = remora(directory.path(), &[args, &["/dev/full"]].concat());
+        let (told, message) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
+        assert!(told.contains(found) && message.contains("cannot write /dev/full"), "{args:?}: {told}{message}");
+    }
+}
+
+#[test]
 fn a_check_in_shards_holds_as_one_run_does() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();

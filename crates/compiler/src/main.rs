@@ -8,7 +8,7 @@
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-use remora_wasm::compiler::{Job, MAX_CPU, MAX_MEMORY, MAX_SOURCE};
+use remora_wasm::compiler::{Job, MAX_CPU, MAX_MADE, MAX_MEMORY, MAX_SOURCE};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 const USAGE: &str = "remora-compiler makes machine code of kernels for remora, which starts it\n\n\
@@ -112,6 +112,9 @@ fn lines(module: &[u8], offsets: impl Iterator<Item = u64>) -> Vec<u8> {
 }
 
 fn write(made: &[u8]) -> Result<(), String> {
+    if made.len() > MAX_MADE {
+        return Err(format!("{} bytes of machine code: at most {MAX_MADE}", made.len()));
+    }
     let mut out = std::io::stdout();
     out.write_all(made).and_then(|()| out.flush()).map_err(|e| format!("writing the result: {e}"))
 }

@@ -69,6 +69,10 @@ pub enum RackMutation {
     ForgetsLost,
     /// What others hold of a dead node's memory is freed with it.
     FreesRead,
+    /// What was passed does not come.
+    LosesPassed,
+    /// Who has passed a buffer on reaches it still.
+    KeepsRights,
 }
 
 impl Rack {
@@ -140,7 +144,9 @@ impl Rack {
         self.dispatcher.post(queue, descriptor).map_err(|_| RackError::Full)?;
         // First the new holder, then the old one: in between the section must not become free.
         self.see(destination, reference);
-        self.unsee(source, reference);
+        if self.mutation != Some(RackMutation::KeepsRights) {
+            self.unsee(source, reference);
+        }
         if self.mutation == Some(RackMutation::FreesPosted) {
             return Ok(());
         }
@@ -166,6 +172,9 @@ impl Rack {
     /// The next buffer that a node was passed: it holds it now.
     pub fn receive(&mut self, node: NodeId) -> Option<Descriptor> {
         let descriptor = self.dispatcher.receive(node)?;
+        if self.mutation == Some(RackMutation::LosesPassed) {
+            return None;
+        }
         if let Some(holding) = self.held.get_mut(&descriptor.reference) {
             holding.on_its_way = false;
         }

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::path::Path;
 
 use ring::hmac;
 
 use crate::Error;
+use crate::address::local_towards;
 
 /// Bytes of a proof.
 pub(crate) const PROOF_LEN: usize = 32;
@@ -55,9 +56,10 @@ impl Deployers {
     }
 }
 
-/// Whether an address is one of this host's.
+/// Whether an address is one of this host's. Only from those does it reach itself by the same one; a socket may be bound to
+/// any where the system is told so (`net.ipv4.ip_nonlocal_bind`).
 fn is_local(address: IpAddr) -> bool {
-    address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
+    address.is_loopback() || local_towards(address).is_ok_and(|local| local == address)
 }
 
 /// What clients that may deploy modules share with the node. It is not sent: each request carries a proof of it.
@@ -122,6 +124,7 @@ impl fmt::Debug for DeployToken {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::testing::{in_namespace, ip_command};
 
     #[test]
     fn only_who_may_may() {
@@ -133,6 +136,20 @@ mod tests {
         assert_eq!([may(&Deployers::Anyone, here), may(&Deployers::Anyone, there)], [true, true]);
         let refused = list.check(here, &[], None).unwrap_err();
         assert!(refused.contains("only clients at 192.0.2.1") && refused.contains("127.0.0.9"), "{refused}");
+    }
+
+    #[test]
+    fn another_hosts_address_is_not_this_hosts_where_any_may_be_bound() {
+        in_namespace(|| {
+            if std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").is_err() {
+                return remora_testing::skip("net.ipv4.ip_nonlocal_bind cannot be set", "Run it as root");
+            }
+            ip_command("address add 10.214.0.1/32 dev lo").unwrap();
+            ip_command("route add 192.0.2.0/24 dev lo").unwrap();
+            let here = |address: [u8; 4]| Deployers::ThisHost.check(address.into(), &[b"x"], None).is_ok();
+            assert_eq!([here([127, 0, 0, 9]), here([10, 214, 0, 1])], [true, true]);
+            assert!(std::net::UdpSocket::bind("192.0.2.1:0").is_ok() && !here([192, 0, 2, 1]), "it is elsewhere");
+        });
     }
 
     #[test]

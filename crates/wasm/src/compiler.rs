@@ -5,10 +5,10 @@
 //! with a module comes from standard error, with a status that is not 0.
 
 use std::borrow::Cow;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
 use crate::limits::ModuleError;
@@ -20,7 +20,9 @@ pub const MAX_MEMORY: u64 = 512 << 20;
 /// Bytes of a module or its text.
 pub const MAX_SOURCE: usize = 32 << 20;
 /// Bytes of what is made of it.
-const MAX_MADE: u64 = 256 << 20;
+pub const MAX_MADE: usize = 256 << 20;
+/// Bytes that are told of what is wrong with it.
+const MAX_SAID: usize = 2000;
 /// Where the compiler is, if not beside the program that runs and not on the path.
 const PLACE: &str = "REMORA_COMPILER";
 
@@ -97,18 +99,11 @@ fn make_with(job: Job, args: &[String], source: &[u8]) -> Result<Vec<u8>, Module
         .map_err(|e| failed("cannot start", e))?;
     // It reads all before it writes anything. One that ends early leaves a broken pipe, and says itself why.
     drop(child.stdin.take().map(|mut stdin| stdin.write_all(source)));
-    let (mut made, mut said) = (Vec::new(), String::new());
-    let read = match (child.stdout.take(), child.stderr.take()) {
-        (Some(out), Some(err)) => {
-            out.take(MAX_MADE).read_to_end(&mut made).and_then(|_| err.take(4096).read_to_string(&mut said))
-        }
-        _ => Ok(0),
-    };
-    let status = child.wait().map_err(|e| failed("waiting for", e))?;
-    read.map_err(|e| failed("reading from", e))?;
+    // Both at once: what is wrong with a module may be longer than a pipe holds, as names in it are.
+    let Output { status, stdout, stderr } = child.wait_with_output().map_err(|e| failed("reading from", e))?;
     match status.success() {
-        true => Ok(made),
-        false => Err(why(job, status, said.trim())),
+        true => Ok(stdout),
+        false => Err(why(job, status, String::from_utf8_lossy(&stderr[..stderr.len().min(MAX_SAID)]).trim())),
     }
 }
 
@@ -136,16 +131,37 @@ fn find() -> Result<PathBuf, ModuleError> {
         return Ok(place.into());
     }
     let program = std::env::current_exe().unwrap_or_default();
-    // Tests and examples are built a directory below.
-    let beside = program.ancestors().skip(1).take(2).map(Path::to_path_buf);
-    // Installed, it lies where programs lie that only others start.
-    let beside = beside.chain(program.parent().map(|dir| dir.join("../lib/remora")));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = beside.chain(std::env::split_paths(&path)).map(|dir| dir.join(NAME)).find(|file| file.is_file());
+    let places = beside(&program).into_iter().chain(std::env::split_paths(&path));
+    let found = places.map(|dir| dir.join(NAME)).find(|file| file.is_file());
     found.ok_or_else(|| {
         ModuleError::Compiler(format!(
             "{NAME} is neither beside this program, nor in ../lib/remora, nor on the path: build it (cargo build --release -p {NAME}), \
              or say where it is in {PLACE}"
         ))
     })
+}
+
+/// Where a program's compiler lies. Not just anywhere above it: there may be a directory in which others write.
+fn beside(program: &Path) -> Vec<PathBuf> {
+    let Some(dir) = program.parent() else { return Vec::new() };
+    // Tests and examples are built a directory below.
+    let below = dir.file_name().is_some_and(|name| name == "deps" || name == "examples");
+    let above = dir.parent().filter(|_| below).map(Path::to_path_buf);
+    // Installed, it lies where programs lie that only others start.
+    [dir.into()].into_iter().chain(above).chain([dir.join("../lib/remora")]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compiler_lies_beside_its_program() {
+        let at =
+            |program: &str| beside(Path::new(program)).iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>();
+        assert_eq!(at("/tmp/remora-1/remora"), ["/tmp/remora-1", "/tmp/remora-1/../lib/remora"]);
+        assert_eq!(at("target/debug/deps/t")[..2], ["target/debug/deps", "target/debug"]);
+        assert!(at("").is_empty());
+    }
 }

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use remora_kernel::{Call, Fault, HostMemory, Kernel, Limits, Memory, Status};
 use remora_memory::{Access, Buffer, Pd, Region, Registry};
+use remora_wasm::compiler::module_of_text;
 use remora_wasm::{Isolation, KernelSet, ModuleLimits};
 
 /// Memory that is never there at once, as at a client.
@@ -316,6 +317,21 @@ fn what_is_no_kernel_is_refused_with_a_reason() {
     }
     let start = "(func $s (loop $l (br $l))) (start $s)";
     assert!(refuse(&module(&format!("{run} {start}"))).contains("fuel"));
+}
+
+/// More is said of it than a pipe holds.
+#[test]
+fn a_module_with_long_names_is_refused_as_any_other() {
+    let name = "n".repeat(90_000);
+    let run = |name: &str| format!(r#"(func (export "{name}") (param i32) (result i32) (i32.const 0))"#);
+    let text = module(&[run(&format!("{name}1")), run(&format!("{name}2"))].concat());
+    let mut twice = wat::parse_str(text).unwrap();
+    let last = twice.iter().rposition(|&byte| byte == b'2').unwrap();
+    twice[last] = b'1';
+    let said = Place::new().kernels.deploy("k", &twice, SHORT, Isolation::Reused).unwrap_err().to_string();
+    assert!(said.contains("duplicate export name") && said.len() < 3000, "{said}");
+    let unknown = module_of_text(format!("(module (func (call ${name})))").as_bytes()).unwrap_err().to_string();
+    assert!(unknown.contains("unknown func") && unknown.len() < 3000, "{unknown}");
 }
 
 /// Parameters: none. Spins until its fuel is used up.

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use remora_wasm::{DeployedModule, Isolation, KernelSet, ModuleLimits};
 use tempfile::NamedTempFile;
@@ -23,12 +24,26 @@ pub(super) fn prepare(dir: &Path) -> io::Result<()> {
     NamedTempFile::new_in(dir).map(drop)
 }
 
-/// Keeps a module, as a whole or not at all. A name has no character that means something in a path.
-pub(super) fn keep(dir: &Path, entry: &DeployedModule, module: &[u8]) -> io::Result<()> {
+/// Keeps a module, as a whole or not at all. A name has no character that means something in a path. Of one that is no longer
+/// the newest of its name nothing is kept: while it was made, another may have come, or it may have been removed. `turn` is
+/// taken by whoever changes the directory.
+pub(super) fn keep(
+    dir: &Path,
+    entry: &DeployedModule,
+    module: &[u8],
+    turn: &Mutex<()>,
+    is_newest: impl FnOnce() -> bool,
+) -> io::Result<()> {
     let mut new = NamedTempFile::new_in(dir)?;
     new.write_all(&with_section(entry, module))?;
     new.as_file().sync_all()?;
-    new.persist(path(dir, &entry.name))?;
+    {
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_newest() {
+            return Ok(());
+        }
+        new.persist(path(dir, &entry.name))?;
+    }
     std::fs::File::open(dir)?.sync_all()
 }
 
@@ -66,6 +81,8 @@ pub(crate) fn restore(kernels: &KernelSet, dir: &Path) -> Vec<String> {
 fn read(file: &Path) -> Result<Vec<u8>, String> {
     let most = (super::modules::MAX_MODULE as usize + SECTION_LEN) as u64;
     match std::fs::metadata(file) {
+        // A pipe would be waited for, and a device has no end.
+        Ok(found) if !found.is_file() => Err("it is no file".into()),
         Ok(found) if found.len() > most => Err(format!("{} bytes: at most {most}", found.len())),
         Ok(_) => std::fs::read(file).map_err(|e| e.to_string()),
         Err(e) => Err(e.to_string()),
@@ -113,7 +130,7 @@ mod tests {
         let entry = entry("a.b");
         prepare(&dir.path().join("deeper")).unwrap();
         prepare(dir.path()).unwrap();
-        keep(dir.path(), &entry, EMPTY).unwrap();
+        keep(dir.path(), &entry, EMPTY, &Mutex::default(), || true).unwrap();
         assert!(prepare(&dir.path().join("a.b.wasm")).is_err(), "no directory");
         let bytes = std::fs::read(dir.path().join("a.b.wasm")).unwrap();
         assert_eq!(usize::from(SECTION[1]), bytes.len() - EMPTY.len() - 2, "the section's length");
@@ -127,15 +144,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_longer_the_newest_is_not_kept() {
+        let (dir, turn) = (tempfile::tempdir().unwrap(), Mutex::default());
+        let of = |fuel| DeployedModule { limits: ModuleLimits { fuel, ..ModuleLimits::default() }, ..entry("k") };
+        keep(dir.path(), &of(2), EMPTY, &turn, || true).unwrap();
+        keep(dir.path(), &of(1), EMPTY, &turn, || false).unwrap();
+        let bytes = std::fs::read(dir.path().join("k.wasm")).unwrap();
+        assert_eq!(parts(&bytes).1.1.fuel, 2, "the one that came later stays");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "and nothing is left of the other");
+    }
+
+    #[test]
     fn bad_files_are_left_out_and_named() {
         let dir = tempfile::tempdir().unwrap();
-        keep(dir.path(), &entry("empty"), EMPTY).unwrap();
+        keep(dir.path(), &entry("empty"), EMPTY, &Mutex::default(), || true).unwrap();
         std::fs::write(dir.path().join("half.new"), b"written when the power went").unwrap();
         std::fs::write(dir.path().join("text.wasm"), b"no module").unwrap();
         std::fs::create_dir(dir.path().join("folder.wasm")).unwrap();
+        let pipe = dir.path().join("pipe.wasm");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let left_out = restore(&KernelSet::default(), dir.path());
-        assert_eq!(left_out.len(), 3, "{left_out:?}");
-        for (line, name) in left_out.iter().zip(["empty.wasm", "folder.wasm", "text.wasm"]) {
+        assert_eq!(left_out.len(), 4, "{left_out:?}");
+        for (line, name) in left_out.iter().zip(["empty.wasm", "folder.wasm", "pipe.wasm", "text.wasm"]) {
             assert!(line.contains(name), "{line}");
         }
         assert!(restore(&KernelSet::default(), &dir.path().join("none")).is_empty());

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use remora_memory::{Access, Pd, Registry};
 use remora_wasm::{DeployedModule, KernelSet};
@@ -21,13 +22,15 @@ pub(crate) struct Modules<T> {
     kernels: KernelSet,
     /// Where modules are kept over a restart.
     dir: Option<PathBuf>,
+    /// Taken by who changes it.
+    turn: Arc<Mutex<()>>,
     /// The modules that are being compiled, and for whom.
     compiling: Vec<(T, Receiver<Result<DeployedModule, String>>)>,
 }
 
 impl<T> Modules<T> {
     pub fn new(kernels: KernelSet, dir: Option<PathBuf>) -> Self {
-        Modules { kernels, dir, compiling: Vec::new() }
+        Modules { kernels, dir, turn: Arc::default(), compiling: Vec::new() }
     }
 
     /// The kernels.
@@ -58,14 +61,15 @@ impl<T> Modules<T> {
                 return Err((client, "the node keeps no kernels: start it with --kernels DIR".into()));
             }
         };
-        let (kernels, (send, receive)) = (self.kernels.clone(), sync_channel(1));
+        let (kernels, turn, (send, receive)) = (self.kernels.clone(), self.turn.clone(), sync_channel(1));
         let compile = move || {
             // What cannot be kept is not to take the place of what runs.
             let room = dir.as_ref().map_or(Ok(()), |dir| kept::prepare(dir).map_err(|e| cannot_keep(dir, &e)));
             let deployed = || kernels.deploy(&deploy.name, &bytes, deploy.limits, deploy.isolation);
             let kept = room.and_then(|()| deployed().map_err(|e| e.to_string())).and_then(|entry| {
                 if let Some(dir) = dir {
-                    kept::keep(&dir, &entry, &bytes).map_err(|e| cannot_keep(&dir, &e))?;
+                    let is_newest = || kernels.list().contains(&entry);
+                    kept::keep(&dir, &entry, &bytes, &turn, is_newest).map_err(|e| cannot_keep(&dir, &e))?;
                 }
                 Ok(entry)
             });
@@ -101,6 +105,7 @@ impl<T> Modules<T> {
 
     /// Removes a module, also from the directory. Returns its op-code.
     pub fn remove(&mut self, name: &str) -> Result<u64, String> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let op = self.kernels.remove(name).map_err(|e| e.to_string())?;
         if let Some(dir) = &self.dir {
             kept::forget(dir, name)?;

@@ -96,7 +96,10 @@ impl Told for Buffers {
                 state.passed.iter_mut().for_each(|passed| passed.moved = true);
             }
             Action::Receive(node) => {
-                let Some(got) = state.rack.receive(node) else { return state };
+                let Some(got) = state.rack.receive(node) else {
+                    wrong(&mut state, "a buffer that was passed does not come");
+                    return state;
+                };
                 match state.passed.iter().position(|passed| passed.at == got.reference && passed.to == node) {
                     Some(index) => {
                         state.passed.remove(index);
@@ -127,6 +130,15 @@ impl Told for Buffers {
             |(at, node): &(FabricAddress, NodeId)| state.rack.check(*node, *at, LARGEST_BUFFER, Rights::Write).is_ok();
         if !state.held.iter().all(reached) {
             return Some("a buffer is not reached by its holder".into());
+        }
+        // Whose memory it is sees it all the time.
+        let passed = state.passed.iter().map(|passed| (passed.at, passed.to));
+        for (at, holder) in state.held.iter().copied().chain(passed) {
+            let may = |node: NodeId| node == holder || state.rack.pool().owns(node, at.section());
+            let reaches = |node: NodeId| state.rack.check(node, at, 1, Rights::Read).is_ok();
+            if state.alive.iter().any(|&node| reaches(node) && !may(node)) {
+                return Some("who has passed a buffer on reaches it still".into());
+            }
         }
         let known = state.held.len() + state.passed.len();
         if state.rack.in_use() != known {

@@ -31,10 +31,12 @@ const fn flow(name: &'static str, mutation: FlowMutation) -> RackMutant {
 }
 
 /// All of them.
-pub const RACK_MUTANTS: [RackMutant; 10] = [
+pub const RACK_MUTANTS: [RackMutant; 12] = [
     buffers("frees-posted", RackMutation::FreesPosted),
     buffers("forgets-lost", RackMutation::ForgetsLost),
     buffers("frees-read", RackMutation::FreesRead),
+    buffers("loses-passed", RackMutation::LosesPassed),
+    buffers("keeps-rights", RackMutation::KeepsRights),
     flow("forgets", FlowMutation::Forgets),
     flow("early-done", FlowMutation::EarlyDone),
     flow("no-limit", FlowMutation::NoLimit),

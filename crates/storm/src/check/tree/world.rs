@@ -25,6 +25,11 @@ const OWNERS: u16 = 2;
 const LOGS: usize = (SLOTS as usize - 4 * OWNERS as usize) * NODE;
 const NODES: Shape = Shape { node_bytes: NODE, fill: 100 };
 
+/// What stands for no value, so that who takes one out is one who swaps, and what he answers counts as well.
+const GONE: u64 = u64::MAX;
+/// What an insert has found that is refused: a value, and nobody says which.
+const ANY: u64 = u64::MAX - 1;
+
 /// When an operation began and ended, and what it did to which key.
 type Seen = (u64, Invocation);
 
@@ -269,18 +274,17 @@ impl World {
         let all: BTreeSet<u64> = pairs.iter().map(|(key, _)| *key).chain(first.iter().copied()).chain(keys).collect();
         for key in all {
             let held = pairs.iter().find(|(other, _)| *other == key).map(|(_, value)| *value);
-            let mut calls: Vec<Invocation> = Vec::new();
-            calls.extend(first.contains(&key).then(|| call(0, Some(0), Effect::Put(key))));
+            let mut calls = vec![call(0, Some(0), Effect::Put(if first.contains(&key) { key } else { GONE }))];
             calls.extend(notes.history.iter().filter(|(other, _)| *other == key).map(|(_, call)| *call));
             // What was under way when its client went away may have happened, or not.
             let open = notes.open.iter().flatten().filter_map(|(since, op)| match *op {
                 TreeOp::Put(other, value, _) if other == key => Some(call(*since, None, Effect::Put(value))),
-                TreeOp::Delete(other) if other == key => Some(call(*since, None, Effect::Delete)),
+                TreeOp::Delete(other) if other == key => Some(call(*since, None, Effect::Put(GONE))),
                 _ => None,
             });
             calls.extend(open);
-            calls.push(call(notes.now + 1, Some(notes.now + 1), Effect::Get(held)));
-            if check(&calls) != Verdict::Linearizable {
+            calls.push(call(notes.now + 1, Some(notes.now + 1), found(held)));
+            if !is_explained(&mut calls) {
                 return Some(format!("key {key}: no order explains {calls:?}"));
             }
         }
@@ -290,6 +294,36 @@ impl World {
 
 fn loaded_pairs(options: &TreeOptions) -> BTreeSet<u64> {
     (1..=options.case.loaded).map(|i| 10 * i).filter(|key| !options.case.deleted.contains(key)).collect()
+}
+
+/// The effect of who finds this.
+fn found(value: Option<u64>) -> Effect {
+    Effect::Get(Some(value.unwrap_or(GONE)))
+}
+
+/// The effect of who finds `old` and leaves `new`.
+fn swapped(old: Option<u64>, new: Option<u64>) -> Effect {
+    let old = Some(old.unwrap_or(GONE));
+    Effect::CompareSwap { expected: old, new: new.unwrap_or(GONE), found: Some(old) }
+}
+
+/// Whether there is an order that explains the calls of a key; who has found any value may have found each that was written.
+fn is_explained(calls: &mut Vec<Invocation>) -> bool {
+    let Some(at) = calls.iter().position(|call| call.effect == Effect::Get(Some(ANY))) else {
+        return check(calls) == Verdict::Linearizable;
+    };
+    let written = |call: &Invocation| match call.effect {
+        Effect::Put(new) | Effect::CompareSwap { new, .. } => Some(new).filter(|&new| new != GONE),
+        _ => None,
+    };
+    let values: BTreeSet<u64> = calls.iter().filter_map(written).collect();
+    let any = calls[at].effect;
+    let explained = values.into_iter().any(|value| {
+        calls[at].effect = found(Some(value));
+        is_explained(calls)
+    });
+    calls[at].effect = any;
+    explained
 }
 
 fn call(invoked: u64, returned: Option<u64>, effect: Effect) -> Invocation {
@@ -382,32 +416,34 @@ async fn run(
         let mut end = Ok(());
         match *op {
             TreeOp::Get(key) => match on.get(key).await {
-                Ok(value) => seen.push((key, Effect::Get(Some(value)))),
-                Err(Status::NotFound) => seen.push((key, Effect::Get(None))),
+                Ok(value) => seen.push((key, found(Some(value)))),
+                Err(Status::NotFound) => seen.push((key, found(None))),
                 Err(status) => end = Err(status),
             },
             TreeOp::Put(key, new, how) => match on.put(key, new, how).await {
-                Ok(old) => seen.push((key, Effect::CompareSwap { expected: old, new, found: Some(old) })),
-                Err(Status::NotFound) if how == Put::Update => seen.push((key, Effect::Get(None))),
-                Err(status) if status == EXISTS && how == Put::Insert => {}
+                Ok(old) => seen.push((key, swapped(old, Some(new)))),
+                Err(Status::NotFound) if how == Put::Update => seen.push((key, found(None))),
+                Err(status) if status == EXISTS && how == Put::Insert => seen.push((key, found(Some(ANY)))),
                 Err(status) => end = Err(status),
             },
             TreeOp::Delete(key) => match on.delete(key).await {
-                Ok(_) => seen.push((key, Effect::Delete)),
-                Err(Status::NotFound) => seen.push((key, Effect::Get(None))),
+                Ok(old) => seen.push((key, swapped(Some(old), None))),
+                Err(Status::NotFound) => seen.push((key, found(None))),
                 Err(status) => end = Err(status),
             },
             TreeOp::Scan(from, count) => match on.pairs(from, count).await {
                 Ok(pairs) => {
                     let last = if pairs.len() < count as usize { u64::MAX } else { pairs[pairs.len() - 1].0 };
-                    let wrong =
-                        !pairs.is_sorted_by(|a, b| a.0 < b.0) || pairs.first().is_some_and(|(key, _)| *key < from);
+                    // No case has keys between those that are looked for.
+                    let wrong = !pairs.is_sorted_by(|a, b| a.0 < b.0)
+                        || pairs.len() > count as usize
+                        || pairs.iter().any(|(key, _)| !(from..=from + 500).contains(key) || key % 5 != 0);
                     if wrong {
                         notes.borrow_mut().wrong = Some(format!("a scan from {from} brought {pairs:?}"));
                     }
                     let held = |key: u64| pairs.iter().find(|(other, _)| *other == key).map(|(_, value)| *value);
                     let range = (from..=last.min(from + 500)).filter(|key| key % 5 == 0);
-                    seen.extend(range.map(|key| (key, Effect::Get(held(key)))));
+                    seen.extend(range.map(|key| (key, found(held(key)))));
                 }
                 Err(status) => end = Err(status),
             },
@@ -441,4 +477,27 @@ pub(super) fn told(options: &TreeOptions, way: &[u8]) -> (String, String) {
     }
     let told = world.shared.told.borrow_mut().take().unwrap_or_default();
     (world.fault().unwrap_or_default(), told.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explains(effects: &[Effect]) -> bool {
+        let mut calls: Vec<Invocation> =
+            (0..).zip(effects).map(|(at, effect)| call(2 * at, Some(2 * at + 1), *effect)).collect();
+        is_explained(&mut calls)
+    }
+
+    #[test]
+    fn what_a_delete_and_a_refused_insert_answer_counts() {
+        let (there, none) = (Effect::Put(10), Effect::Put(GONE));
+        assert!(explains(&[there, swapped(Some(10), None), found(None)]));
+        assert!(!explains(&[there, swapped(Some(10), None), swapped(Some(10), None)]), "taken out twice");
+        assert!(!explains(&[there, swapped(Some(9), None)]), "another value than what was there");
+        assert!(!explains(&[none, swapped(Some(10), None)]), "nothing was there");
+        assert!(explains(&[there, found(Some(ANY)), swapped(Some(10), Some(7)), found(Some(ANY)), found(Some(7))]));
+        assert!(!explains(&[none, found(Some(ANY)), swapped(None, Some(7))]), "refused, and nothing was there");
+        assert!(!explains(&[there, swapped(Some(10), None), found(Some(ANY))]), "refused, and it was gone");
+    }
 }
