@@ -376,6 +376,30 @@ static void forked(struct ibv_cq *cq)
     expect("the parent's poll", ibv_poll_cq(cq, 1, &wc), 0);
 }
 
+/* Nor does it hang on what its parent's device was amid when it was forked: one that is new settles for some milliseconds. */
+static void forked_at_once(struct ibv_device *device)
+{
+    for (int n = 0; n < 4; n++) {
+        int status = 1;
+
+        usleep(1000);
+        if (fork() == 0) {
+            struct ibv_context *own;
+            struct ibv_cq *cq;
+            struct ibv_wc wc;
+
+            alarm(30);
+            own = ibv_open_device(device);
+            cq = own ? ibv_create_cq(own, 8, NULL, NULL, 0) : NULL;
+            /* Its device sleeps meanwhile, and wakes. */
+            usleep(2000);
+            _exit(!cq || ibv_poll_cq(cq, 1, &wc) || ibv_destroy_cq(cq) || ibv_close_device(own));
+        }
+        wait(&status);
+        expect("the end of a child that was forked at once", status, 0);
+    }
+}
+
 int main(void)
 {
     char before[64];
@@ -388,6 +412,7 @@ int main(void)
         before[fd] = fcntl(fd, F_GETFD) >= 0;
     list = ibv_get_device_list(NULL);
     context = ibv_open_device(list[0]);
+    forked_at_once(list[0]);
     if (!context || !(pd = ibv_alloc_pd(context)) || !(cq = ibv_create_cq(context, 64, NULL, NULL, 0))) {
         printf("no device\n");
         return 1;
