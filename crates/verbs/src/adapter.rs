@@ -2,12 +2,12 @@
 //!
 //! [`Settings`] says what it is like.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use parking_lot::lock_api::RawMutex as _;
 use remora_memory::{Access, DeregisterError, Pd, Region, RegisterError, Registry, Translation};
 use remora_nic::{Nic, NicConfig, NicLimits, Route};
 use remora_real::link::Link;
@@ -82,8 +82,19 @@ impl DerefMut for Engine<'_> {
 }
 
 static ADAPTER: AtomicPtr<Adapter> = AtomicPtr::new(std::ptr::null_mut());
-/// Held while the device is opened, and while the process forks.
-static OPENING: parking_lot::RawMutex = parking_lot::RawMutex::INIT;
+/// Held while the device is opened, and while the process forks. The standard library's lock: one that is handed over to who
+/// waits longest would be handed, in a child, to a thread that it does not have.
+static OPENING: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// Held by this thread, which forks.
+    static AMID_FORK: Cell<Option<MutexGuard<'static, ()>>> = const { Cell::new(None) };
+}
+
+fn opening() -> MutexGuard<'static, ()> {
+    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// How many forks lie between this process and the one that the library was loaded in.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -95,7 +106,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
     }
     let _whole = Whole::new();
     register_handlers();
-    OPENING.lock();
+    let opening = opening();
     let result = match current() {
         Some(adapter) => Ok(adapter),
         None => Adapter::new().map(|adapter| {
@@ -105,8 +116,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
             adapter
         }),
     };
-    // SAFETY: locked above.
-    unsafe { OPENING.unlock() };
+    drop(opening);
     result.map_err(|(errno, why)| {
         say(why);
         errno
@@ -253,11 +263,10 @@ fn first_free(settings: &Settings) -> Result<Bound, Failure> {
 fn register_handlers() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn prepare() {
-        OPENING.lock();
+        let _ = AMID_FORK.try_with(|amid| amid.set(Some(opening())));
     }
     extern "C" fn parent() {
-        // SAFETY: `prepare` locked it, in this thread.
-        unsafe { OPENING.unlock() };
+        let _ = AMID_FORK.try_with(Cell::take);
     }
     extern "C" fn child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
