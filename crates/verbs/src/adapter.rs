@@ -260,6 +260,15 @@ fn first_free(settings: &Settings) -> Result<Bound, Failure> {
     Err((last.0, format!("none of 127.0.0.2 to .254 can be had for a device; {}", last.1)))
 }
 
+/// From now on a panic ends the process, in whatever thread: with the NIC thread gone, programs would wait for ever for events.
+fn end_with_panics() {
+    let told = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        told(panic);
+        std::process::abort();
+    }));
+}
+
 fn register_handlers() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn prepare() {
@@ -295,10 +304,32 @@ fn register_handlers() {
         }
     }
     ONCE.call_once(|| {
+        end_with_panics();
         // SAFETY: the handlers live as long as the process, as this library is never unloaded: it has threads.
         unsafe {
             libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
             libc::atexit(last_words);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+
+    /// In a process of its own, which this test starts.
+    #[test]
+    fn a_panic_in_any_thread_ends_the_process() {
+        const AGAIN: &str = "REMORA_TEST_PANICS";
+        if std::env::var_os(AGAIN).is_some() {
+            super::end_with_panics();
+            let _ = std::thread::spawn(|| panic!("as a defect would")).join();
+            return;
+        }
+        let name = "adapter::tests::a_panic_in_any_thread_ends_the_process";
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let ended = again.args(["--exact", name]).env(AGAIN, "1").output().unwrap();
+        assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{ended:?}");
+    }
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <link.h>
 #include <net/if.h>
 #include <poll.h>
 #include <signal.h>
@@ -140,24 +141,33 @@ static void transitions(struct ibv_cq *cq)
     CHECK(ibv_destroy_qp(qp), 0);
 }
 
-/* A queue pair that breaks says so to who asks for its state: what a program sees in `state` is what it has set or asked for. */
-static void broken(struct ibv_cq *cq)
+/* Brings a queue pair up to RTR or RTS, with a peer of this device. */
+static void bring_up(struct ibv_qp *qp, uint32_t peer, enum ibv_qp_state to)
 {
-    struct ibv_qp *qp = make_qp(cq, IBV_QPT_RC, 8);
     struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
-    struct ibv_qp_init_attr init;
-    struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
-    struct ibv_wc wc;
 
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
-    attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = 0x777777,
+    attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
                                  .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1 } } };
     ibv_query_gid(context, 1, 1, &attr.ah_attr.grh.dgid);
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), 0);
     attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 1, .retry_cnt = 0 };
-    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                       IBV_QP_MAX_QP_RD_ATOMIC), 0);
+    if (to == IBV_QPS_RTS)
+        CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                           IBV_QP_MAX_QP_RD_ATOMIC), 0);
+}
+
+/* A queue pair that breaks says so to who asks for its state: what a program sees in `state` is what it has set or asked for. */
+static void broken(struct ibv_cq *cq)
+{
+    struct ibv_qp *qp = make_qp(cq, IBV_QPT_RC, 8);
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_wc wc;
+
+    bring_up(qp, 0x777777, IBV_QPS_RTS);
     CHECK(ibv_post_send(qp, &wr, &bad), 0);
     while (ibv_poll_cq(cq, 1, &wc) == 0 || wc.qp_num != qp->qp_num)
         ;
@@ -168,6 +178,33 @@ static void broken(struct ibv_cq *cq)
     expect("the state that is told", attr.qp_state, IBV_QPS_ERR);
     expect("the state of who has asked for it", qp->state, IBV_QPS_ERR);
     CHECK(ibv_destroy_qp(qp), 0);
+}
+
+/* That the peer is there is news for who waits for it in RTR, and for nobody in RTS. */
+static void established(struct ibv_cq *cq)
+{
+    fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
+    for (enum ibv_qp_state state = IBV_QPS_RTR; state <= IBV_QPS_RTS; state++) {
+        struct ibv_qp *here = make_qp(cq, IBV_QPT_RC, 8), *there = make_qp(cq, IBV_QPT_RC, 8);
+        struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+        struct ibv_async_event event;
+        struct ibv_wc wc;
+
+        bring_up(there, here->qp_num, state);
+        bring_up(here, there->qp_num, IBV_QPS_RTS);
+        CHECK(ibv_post_send(here, &wr, &bad), 0);
+        while (ibv_poll_cq(cq, 1, &wc) == 0)
+            ;
+        expect("a WRITE of nothing", wc.status, IBV_WC_SUCCESS);
+        expect("whether there is news", ibv_get_async_event(context, &event), state == IBV_QPS_RTR ? 0 : -1);
+        if (state == IBV_QPS_RTR) {
+            expect("the news", event.event_type, IBV_EVENT_COMM_EST);
+            expect("of whom", event.element.qp == there, 1);
+            ibv_ack_async_event(&event);
+        }
+        CHECK(ibv_destroy_qp(here), 0);
+        CHECK(ibv_destroy_qp(there), 0);
+    }
 }
 
 /* Who arms a queue that has something is told at once, and who has taken all is told of nothing. */
@@ -337,6 +374,18 @@ static void newer(void)
     CHECK(ibv_dealloc_pd(other), 0);
 }
 
+/* The library has a thread and handlers of forks: a program that loads it late and closes it again does not take them away. */
+static void stays(void)
+{
+    struct link_map *map = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
+    unsigned long flags = 0;
+
+    for (ElfW(Dyn) *entry = map ? map->l_ld : NULL; entry && entry->d_tag != DT_NULL; entry++)
+        if (entry->d_tag == DT_FLAGS_1)
+            flags = entry->d_un.d_val;
+    expect("a library that is never unloaded", flags & DF_1_NODELETE, DF_1_NODELETE);
+}
+
 /* No other program that this one becomes, or starts, has the device's descriptors. */
 static void descriptors(const char *before, int count)
 {
@@ -362,17 +411,20 @@ static void forked(struct ibv_cq *cq)
     wait(&status);
     expect("the child's end", status, 0);
     /* One whose device cannot be, and whose complaint nobody hears, is told by an errno alone. */
-    if (fork() == 0) {
-        struct ibv_device **list = ibv_get_device_list(NULL);
-        int unheard[2];
+    for (int n = 0; n < 2; n++) {
+        if (fork() == 0) {
+            struct ibv_device **list = ibv_get_device_list(NULL);
+            int unheard[2];
 
-        signal(SIGPIPE, SIG_IGN);
-        if (setenv("REMORA_DEVICE_ADDRESS", "nowhere", 1) || pipe(unheard) || dup2(unheard[1], 2) < 0 || close(unheard[0]))
-            _exit(1);
-        _exit(ibv_open_device(list[0]) || errno != EINVAL);
+            signal(SIGPIPE, SIG_IGN);
+            if (setenv("REMORA_DEVICE_ADDRESS", n ? "127.0.0.2\xff" : "nowhere", 1) || pipe(unheard) ||
+                dup2(unheard[1], 2) < 0 || close(unheard[0]))
+                _exit(1);
+            _exit(ibv_open_device(list[0]) || errno != EINVAL);
+        }
+        wait(&status);
+        expect("the end of a child without a device", status, 0);
     }
-    wait(&status);
-    expect("the end of a child without a device", status, 0);
     expect("the parent's poll", ibv_poll_cq(cq, 1, &wc), 0);
 }
 
@@ -421,10 +473,12 @@ int main(void)
     CHECK(OBJECT(ibv_alloc_dm(context, &dm)), EOPNOTSUPP);
     CHECK(OBJECT(ibv_import_device(0)), EOPNOTSUPP);
     descriptors(before, sizeof before);
+    stays();
     memory();
     queues(cq);
     transitions(cq);
     broken(cq);
+    established(cq);
     armed();
     addresses(cq);
     channels();
