@@ -265,6 +265,39 @@ static void channels_of_children(void)
         expect("channels in threads", pthread_join(threads[n], &failed) == 0 && !failed);
 }
 
+/* What a program may do once its first thread has ended. */
+static void *registers(void *first)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = ibv_open_device(list[0]);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    static char bytes[64];
+    int directory = open("/sys/class", O_RDONLY | O_DIRECTORY);
+
+    pthread_join(*(pthread_t *)first, NULL);
+    usleep(20000);
+    expect("a region without the first thread", ibv_reg_mr(pd, bytes, sizeof bytes, 0) != NULL);
+    expect("a relative name without it", faccessat(directory, "infiniband/remora0/node_type", R_OK, 0) == 0);
+    expect("memory that is not there", ibv_reg_mr(pd, (void *)8, 8, 0) == NULL && errno == EFAULT);
+    exit(failures);
+}
+
+static void without_first_thread(void)
+{
+    int status;
+    pid_t child = fork();
+
+    if (child == 0) {
+        static pthread_t first;
+        pthread_t other;
+
+        first = pthread_self();
+        pthread_create(&other, NULL, registers, &first);
+        pthread_exit(NULL);
+    }
+    expect("a program without its first thread", waitpid(child, &status, 0) == child && status == 0);
+}
+
 static void *waits(void *path)
 {
     return (void *)(long)open(path, O_RDONLY);
@@ -369,6 +402,7 @@ int main(int count, char **words)
     walking();
     descriptors();
     channels_of_children();
+    without_first_thread();
     threads_and_signals();
     counters();
     puts(failures ? "not as a kernel's" : "as a kernel's");
