@@ -347,6 +347,27 @@ static void closed(struct ibv_device *device)
     CHECK(ibv_dealloc_pd(domain), 0);
 }
 
+static void domains(void)
+{
+    struct ibv_td_init_attr none = { 0 };
+    struct ibv_td *thread = ibv_alloc_td(context, &none);
+    struct ibv_pd *base = ibv_alloc_pd(context), *parent;
+    struct ibv_parent_domain_init_attr init = { .pd = base, .td = thread };
+    struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1 } };
+    struct ibv_ah *ah;
+
+    parent = ibv_alloc_parent_domain(context, &init);
+    CHECK(ibv_dealloc_td(thread), EBUSY);
+    CHECK(ibv_dealloc_pd(base), EBUSY);
+    ibv_query_gid(context, 1, 1, &attr.grh.dgid);
+    ah = ibv_create_ah(parent, &attr);
+    CHECK(ibv_dealloc_pd(parent), EBUSY);
+    CHECK(ibv_destroy_ah(ah), 0);
+    CHECK(ibv_dealloc_pd(parent), 0);
+    CHECK(ibv_dealloc_td(thread), 0);
+    CHECK(ibv_dealloc_pd(base), 0);
+}
+
 /* What libibverbs has had since rdma-core 56, which this header may not know. */
 static void newer(void)
 {
@@ -475,6 +496,7 @@ int main(void)
     descriptors(before, sizeof before);
     stays();
     memory();
+    domains();
     queues(cq);
     transitions(cq);
     broken(cq);
