@@ -19,7 +19,7 @@ use crate::cancel::Whole;
 use crate::events::Targets;
 use crate::manners::Manners;
 use crate::settings::{Failure, Settings, say, wrong};
-use crate::tree;
+use crate::{tree, ucma};
 
 /// Last byte of the addresses tried by default.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
@@ -105,8 +105,8 @@ pub fn open() -> Result<&'static Adapter, i32> {
         return Ok(adapter);
     }
     let _whole = Whole::new();
-    register_handlers();
     let opening = opening();
+    register_handlers();
     let result = match current() {
         Some(adapter) => Ok(adapter),
         None => Adapter::new().map(|adapter| {
@@ -269,8 +269,12 @@ fn end_with_panics() {
     }));
 }
 
-fn register_handlers() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static START: extern "C" fn() = start;
+
+/// When the library is loaded: who only saw to forks when a device is opened might be amid that when another thread forks.
+extern "C" fn start() {
     extern "C" fn prepare() {
         let _ = AMID_FORK.try_with(|amid| amid.set(Some(opening())));
     }
@@ -282,6 +286,14 @@ fn register_handlers() {
         ADAPTER.store(std::ptr::null_mut(), Ordering::Release);
         parent();
     }
+    // SAFETY: the handlers live as long as the process, as this library is never unloaded.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    ucma::watch_forks();
+}
+
+/// For who holds [`OPENING`].
+fn register_handlers() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
     /// What waits to be sent leaves before the process ends: a NIC would have sent it long ago.
     extern "C" fn last_words() {
         if let Some(adapter) = current()
@@ -305,11 +317,8 @@ fn register_handlers() {
     }
     ONCE.call_once(|| {
         end_with_panics();
-        // SAFETY: the handlers live as long as the process, as this library is never unloaded: it has threads.
-        unsafe {
-            libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
-            libc::atexit(last_words);
-        }
+        // SAFETY: as in `start`.
+        unsafe { libc::atexit(last_words) };
     });
 }
 

@@ -63,8 +63,8 @@ fn ucma_soon() -> Option<MutexGuard<'static, Ucma>> {
     }
 }
 
-/// Sees to forks.
-fn register_handlers() {
+/// Sees to forks: to be called once, when the library is loaded.
+pub fn watch_forks() {
     extern "C" fn prepare() {
         let _ = AMID_FORK.try_with(|amid| amid.set(Some(ucma())));
     }
@@ -129,8 +129,6 @@ impl Ucma {
 
 /// Opens a channel.
 fn open_channel(flags: c_int) -> Result<RawFd, i32> {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(register_handlers);
     let channel = EventQueue::new()?;
     let fd = channel.fd();
     let (word, bit) = bit(fd).ok_or(libc::EMFILE)?;
