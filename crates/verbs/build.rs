@@ -8,6 +8,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=ibverbs.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    // It has a thread, and handlers of forks and of the end: a program that closes it again does not take them away.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={dir}/ibverbs.map");
     let is = |name: &str, value: &str| std::env::var(name).as_deref() == Ok(value);
     if !is("CARGO_CFG_TARGET_ARCH", "x86_64") || is("CARGO_CFG_TARGET_ENV", "musl") {

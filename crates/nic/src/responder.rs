@@ -272,6 +272,8 @@ impl QueuePair {
         }
         self.established(ctx);
         let executed = if rest.is_stale() { Err(Lost) } else { self.execute(ctx, bth, rest) };
+        // The program hears of it by its receive, which has completed in error.
+        let told = matches!(executed, Err(Local(WcStatus::LocalLength)));
         let outcome = executed.map_err(|refusal| match refusal {
             Local(WcStatus::LocalLength) => Nak(NakCode::InvalidRequest),
             Local(WcStatus::RemoteAccess) => Nak(NakCode::RemoteAccess),
@@ -303,7 +305,7 @@ impl QueuePair {
                     NakCode::RemoteOperational => (WcStatus::RemoteOperation, None),
                     _ => (WcStatus::RemoteInvalidRequest, Some(Event::QpRequestError(self.qpn))),
                 };
-                ctx.events.extend(event);
+                ctx.events.extend(event.filter(|_| !told));
                 self.fail(ctx, why);
             }
         }

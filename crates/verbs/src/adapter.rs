@@ -2,12 +2,12 @@
 //!
 //! [`Settings`] says what it is like.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use parking_lot::lock_api::RawMutex as _;
 use remora_memory::{Access, DeregisterError, Pd, Region, RegisterError, Registry, Translation};
 use remora_nic::{Nic, NicConfig, NicLimits, Route};
 use remora_real::link::Link;
@@ -19,7 +19,7 @@ use crate::cancel::Whole;
 use crate::events::Targets;
 use crate::manners::Manners;
 use crate::settings::{Failure, Settings, say, wrong};
-use crate::tree;
+use crate::{tree, ucma};
 
 /// Last byte of the addresses tried by default.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
@@ -82,8 +82,19 @@ impl DerefMut for Engine<'_> {
 }
 
 static ADAPTER: AtomicPtr<Adapter> = AtomicPtr::new(std::ptr::null_mut());
-/// Held while the device is opened, and while the process forks.
-static OPENING: parking_lot::RawMutex = parking_lot::RawMutex::INIT;
+/// Held while the device is opened, and while the process forks. The standard library's lock: one that is handed over to who
+/// waits longest would be handed, in a child, to a thread that it does not have.
+static OPENING: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// Held by this thread, which forks.
+    static AMID_FORK: Cell<Option<MutexGuard<'static, ()>>> = const { Cell::new(None) };
+}
+
+fn opening() -> MutexGuard<'static, ()> {
+    OPENING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// How many forks lie between this process and the one that the library was loaded in.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -94,8 +105,8 @@ pub fn open() -> Result<&'static Adapter, i32> {
         return Ok(adapter);
     }
     let _whole = Whole::new();
+    let opening = opening();
     register_handlers();
-    OPENING.lock();
     let result = match current() {
         Some(adapter) => Ok(adapter),
         None => Adapter::new().map(|adapter| {
@@ -105,8 +116,7 @@ pub fn open() -> Result<&'static Adapter, i32> {
             adapter
         }),
     };
-    // SAFETY: locked above.
-    unsafe { OPENING.unlock() };
+    drop(opening);
     result.map_err(|(errno, why)| {
         say(why);
         errno
@@ -250,20 +260,40 @@ fn first_free(settings: &Settings) -> Result<Bound, Failure> {
     Err((last.0, format!("none of 127.0.0.2 to .254 can be had for a device; {}", last.1)))
 }
 
-fn register_handlers() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
+/// From now on a panic ends the process, in whatever thread: with the NIC thread gone, programs would wait for ever for events.
+fn end_with_panics() {
+    let told = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        told(panic);
+        std::process::abort();
+    }));
+}
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static START: extern "C" fn() = start;
+
+/// When the library is loaded: who only saw to forks when a device is opened might be amid that when another thread forks.
+extern "C" fn start() {
     extern "C" fn prepare() {
-        OPENING.lock();
+        let _ = AMID_FORK.try_with(|amid| amid.set(Some(opening())));
     }
     extern "C" fn parent() {
-        // SAFETY: `prepare` locked it, in this thread.
-        unsafe { OPENING.unlock() };
+        let _ = AMID_FORK.try_with(Cell::take);
     }
     extern "C" fn child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         ADAPTER.store(std::ptr::null_mut(), Ordering::Release);
         parent();
     }
+    // SAFETY: the handlers live as long as the process, as this library is never unloaded.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    ucma::watch_forks();
+}
+
+/// For who holds [`OPENING`].
+fn register_handlers() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
     /// What waits to be sent leaves before the process ends: a NIC would have sent it long ago.
     extern "C" fn last_words() {
         if let Some(adapter) = current()
@@ -286,10 +316,29 @@ fn register_handlers() {
         }
     }
     ONCE.call_once(|| {
-        // SAFETY: the handlers live as long as the process, as this library is never unloaded: it has threads.
-        unsafe {
-            libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
-            libc::atexit(last_words);
-        }
+        end_with_panics();
+        // SAFETY: as in `start`.
+        unsafe { libc::atexit(last_words) };
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+
+    /// In a process of its own, which this test starts.
+    #[test]
+    fn a_panic_in_any_thread_ends_the_process() {
+        const AGAIN: &str = "REMORA_TEST_PANICS";
+        if std::env::var_os(AGAIN).is_some() {
+            super::end_with_panics();
+            let _ = std::thread::spawn(|| panic!("as a defect would")).join();
+            return;
+        }
+        let name = "adapter::tests::a_panic_in_any_thread_ends_the_process";
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let ended = again.args(["--exact", name]).env(AGAIN, "1").output().unwrap();
+        assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{ended:?}");
+    }
 }

@@ -134,14 +134,23 @@ fn table(device: *mut ibv_device, cmd_fd: c_int, async_fd: c_int) -> verbs_conte
     verbs
 }
 
+/// A thread domain.
+#[repr(C)]
+struct ThreadDomain {
+    base: ibv_td,
+    /// Parent domains that it is in.
+    users: AtomicU32,
+}
+
 /// A protection domain, or a parent domain over one.
 #[repr(C)]
 pub struct Domain {
     pub base: ibv_pd,
     pub pd: Pd,
     pub adapter: &'static Adapter,
-    /// The domain that a parent domain stands for.
+    /// The domain that a parent domain stands for, and its thread domain, if it has one.
     parent_of: *mut Domain,
+    thread: *mut ThreadDomain,
     /// Objects that need it, besides what the registry counts.
     pub users: AtomicU32,
 }
@@ -171,7 +180,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     let base = ibv_pd { context, handle: context_of.handle() };
     let (adapter, pd) = (context_of.adapter, context_of.adapter.registry.alloc_pd());
     context_of.add_user();
-    let domain = Domain { base, pd, adapter, parent_of: null_mut(), users: AtomicU32::new(0) };
+    let domain = Domain { base, pd, adapter, parent_of: null_mut(), thread: null_mut(), users: AtomicU32::new(0) };
     Box::into_raw(Box::new(domain)).cast()
 }
 
@@ -190,6 +199,9 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
             }
         } else {
             (*domain.parent_of).remove_user();
+            if let Some(thread) = domain.thread.as_ref() {
+                thread.users.fetch_sub(1, Ordering::Release);
+            }
         }
         let context = domain.base.context;
         drop(Box::from_raw(pd.cast::<Domain>()));
@@ -204,7 +216,7 @@ unsafe extern "C" fn alloc_parent_domain(
 ) -> *mut ibv_pd {
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
-    // SAFETY: the caller passes an open context and filled attributes, the domain in them one of ours or null.
+    // SAFETY: the caller passes an open context and filled attributes, the domains in them ours or null.
     unsafe {
         let attr = &*attr;
         if attr.comp_mask & !(ALLOCATORS | PD_CONTEXT) != 0 || attr.pd.is_null() {
@@ -213,6 +225,10 @@ unsafe extern "C" fn alloc_parent_domain(
         // Allocators are for queues in memory of the program's, of which there are none here.
         let parent = Domain::of(attr.pd);
         parent.add_user();
+        let thread = attr.td.cast::<ThreadDomain>();
+        if let Some(thread) = thread.as_ref() {
+            thread.users.fetch_add(1, Ordering::Relaxed);
+        }
         (*Context::of(context)).add_user();
         let base = ibv_pd { context, handle: parent.base.handle };
         let domain = Domain {
@@ -220,6 +236,7 @@ unsafe extern "C" fn alloc_parent_domain(
             pd: parent.pd,
             adapter: parent.adapter,
             parent_of: attr.pd.cast(),
+            thread,
             users: AtomicU32::new(0),
         };
         Box::into_raw(Box::new(domain)).cast()
@@ -231,11 +248,17 @@ unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_
     if unsafe { (*attr).comp_mask } != 0 {
         return fail(libc::EOPNOTSUPP);
     }
-    Box::into_raw(Box::new(ibv_td { context }))
+    Box::into_raw(Box::new(ThreadDomain { base: ibv_td { context }, users: AtomicU32::new(0) })).cast()
 }
 
 unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: the caller passes a thread domain of ours and never uses it again.
-    unsafe { drop(Box::from_raw(td)) };
+    let td = td.cast::<ThreadDomain>();
+    // SAFETY: the caller passes a thread domain of ours and never uses it again if this succeeds.
+    unsafe {
+        if (*td).users.load(Ordering::Acquire) > 0 {
+            return refuse(libc::EBUSY);
+        }
+        drop(Box::from_raw(td));
+    }
     0
 }

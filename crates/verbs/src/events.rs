@@ -20,7 +20,7 @@ use crate::abi::*;
 use crate::cancel::Whole;
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::qp::Qp;
+use crate::qp::{Qp, shown_state};
 use crate::srq::Srq;
 
 // Where programs wait, a thread that is cancelled unwinds through its callers here.
@@ -219,7 +219,11 @@ impl Targets {
             Event::QpRequestError(id) => qp(id).map(|qp| Async::Qp(qp, IBV_EVENT_QP_REQ_ERR)),
             Event::LastWqe(id) => qp(id).map(|qp| Async::Qp(qp, IBV_EVENT_QP_LAST_WQE_REACHED)),
             Event::SqDrained(id) => qp(id).map(|qp| Async::Qp(qp, IBV_EVENT_SQ_DRAINED)),
-            Event::Established(id) => qp(id).map(|qp| Async::Qp(qp, IBV_EVENT_COMM_EST)),
+            // News for who waits in RTR for the peer to be there; one that is in RTS knows by other ways.
+            Event::Established(id) => qp(id)
+                // SAFETY: as above.
+                .filter(|qp| unsafe { shown_state(qp.0.cast()) }.load(Ordering::Relaxed) == IBV_QPS_RTR)
+                .map(|qp| Async::Qp(qp, IBV_EVENT_COMM_EST)),
             Event::SrqLimit(id) => srq(id).map(|srq| Async::Srq(srq, IBV_EVENT_SRQ_LIMIT_REACHED)),
             _ => None,
         };

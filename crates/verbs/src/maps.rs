@@ -7,7 +7,8 @@ use crate::cancel::Whole;
 /// Whether every byte of the range is mapped and readable, and writable if need be. True if the kernel does not say.
 pub fn allow(start: usize, len: usize, write: bool) -> bool {
     let _whole = Whole::new();
-    let Ok(file) = std::fs::File::open("/proc/self/maps") else { return true };
+    // Not the process's: its first thread may have ended, whose list is empty then.
+    let Ok(file) = std::fs::File::open("/proc/thread-self/maps") else { return true };
     let mut lines = BufReader::new(file);
     let mut line = String::with_capacity(256);
     let (mut at, end) = (start, start + len);

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::net::IpAddr;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use remora_nic::{NicError, QpAttr, QpInit, QpMask, QpState, QpType, Qpn};
 use remora_real::DeviceGuard;
@@ -188,10 +188,20 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             return refuse(code);
         }
         if mask & IBV_QP_STATE != 0 {
-            (*qp).state = attr.qp_state;
+            shown_state(qp).store(attr.qp_state, Ordering::Relaxed);
         }
     }
     0
+}
+
+/// The state that the queue pair shows: threads that deliver events look at it.
+///
+/// # Safety
+///
+/// A queue pair of ours, which lives as long as this is used.
+pub unsafe fn shown_state<'a>(qp: *mut ibv_qp) -> &'a AtomicI32 {
+    // SAFETY: the caller's promise; programs do not write the field.
+    unsafe { AtomicI32::from_ptr(&raw mut (*qp).state) }
 }
 
 fn modify(pair: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
@@ -312,7 +322,7 @@ pub unsafe extern "C" fn ibv_query_qp(
             sq_sig_all: pair.sq_sig_all.into(),
         };
         if mask & IBV_QP_STATE != 0 {
-            (*qp).state = number_of(found.state);
+            shown_state(qp).store(number_of(found.state), Ordering::Relaxed);
         }
     }
     0

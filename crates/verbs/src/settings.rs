@@ -46,23 +46,24 @@ pub struct Settings {
 impl Settings {
     /// Reads them. Makes the capture's file.
     pub fn read() -> Result<Self, Failure> {
-        let links = match setting("REMORA_LINK").as_deref() {
+        let links = match setting("REMORA_LINK")?.as_deref() {
             None | Some("auto") => vec![LinkKind::Shm, LinkKind::Udp],
             Some(text) => match text.parse() {
                 Ok(kind @ (LinkKind::Udp | LinkKind::Shm)) => vec![kind],
                 _ => return Err(wrong("REMORA_LINK", text, "auto, udp or shm")),
             },
         };
-        let address = setting("REMORA_DEVICE_ADDRESS").map(|text| {
+        let address = setting("REMORA_DEVICE_ADDRESS")?.map(|text| {
             text.parse().map_err(|_| wrong("REMORA_DEVICE_ADDRESS", &text, "an IP address, such as 127.0.0.2"))
         });
-        let mtu = setting("REMORA_MTU").map(|text| match text.parse() {
+        let mtu = setting("REMORA_MTU")?.map(|text| match text.parse() {
             Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
             _ => Err(wrong("REMORA_MTU", &text, "256, 512, 1024, 2048 or 4096")),
         });
         let (address, mtu, faults, tracer) = (address.transpose()?, mtu.transpose()?, loss()?, trace()?);
-        let summary = setting("REMORA_SUMMARY").map(|text| text.parse());
-        let summary = summary.transpose().map_err(|_| wrong("REMORA_SUMMARY", "no number", "a process ID"))?;
+        let summary = setting("REMORA_SUMMARY")?
+            .map(|text| text.parse().map_err(|_| wrong("REMORA_SUMMARY", &text, "a process ID")))
+            .transpose()?;
         let go_back_n = flag("REMORA_GO_BACK_N")?;
         Ok(Self { address, mtu, links, go_back_n, layers: Layers { pcap: pcap()?, tracer, faults }, summary })
     }
@@ -70,7 +71,7 @@ impl Settings {
 
 /// `REMORA_LOSS=percent:seed`.
 fn loss() -> Result<Option<(Faults, u64)>, Failure> {
-    let Some(text) = setting("REMORA_LOSS") else { return Ok(None) };
+    let Some(text) = setting("REMORA_LOSS")? else { return Ok(None) };
     let (percent, seed) = text.split_once(':').unwrap_or((&text, "1"));
     match (percent.parse::<f64>(), seed.parse()) {
         (Ok(percent), Ok(seed)) if (0.0..=100.0).contains(&percent) => {
@@ -87,7 +88,7 @@ fn trace() -> Result<Option<Tracer>, Failure> {
 
 /// A variable that is 1, or 0 or not there.
 fn flag(name: &str) -> Result<bool, Failure> {
-    match setting(name).as_deref() {
+    match setting(name)?.as_deref() {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
         Some(text) => Err(wrong(name, text, "1")),
@@ -119,8 +120,10 @@ fn own_path(name: &OsStr, process: u32) -> PathBuf {
     OsString::from_vec(own).into()
 }
 
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+/// A variable that is not empty; one that is no text is wrong, as if it were another word.
+fn setting(name: &str) -> Result<Option<String>, Failure> {
+    let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    value.into_string().map(Some).map_err(|value| wrong(name, &value.to_string_lossy(), "plain text"))
 }
 
 /// Says a line on standard error, at once, as programs may share it; where nobody hears it, it is not said.

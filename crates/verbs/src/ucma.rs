@@ -20,4 +20,4 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use file::{DEVICE, is_channel, open};
+pub use file::{DEVICE, is_channel, open, watch_forks};

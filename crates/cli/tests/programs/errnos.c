@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <link.h>
 #include <net/if.h>
 #include <poll.h>
 #include <signal.h>
@@ -140,24 +141,33 @@ static void transitions(struct ibv_cq *cq)
     CHECK(ibv_destroy_qp(qp), 0);
 }
 
-/* A queue pair that breaks says so to who asks for its state: what a program sees in `state` is what it has set or asked for. */
-static void broken(struct ibv_cq *cq)
+/* Brings a queue pair up to RTR or RTS, with a peer of this device. */
+static void bring_up(struct ibv_qp *qp, uint32_t peer, enum ibv_qp_state to)
 {
-    struct ibv_qp *qp = make_qp(cq, IBV_QPT_RC, 8);
     struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
-    struct ibv_qp_init_attr init;
-    struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
-    struct ibv_wc wc;
 
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), 0);
-    attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = 0x777777,
+    attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
                                  .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1 } } };
     ibv_query_gid(context, 1, 1, &attr.ah_attr.grh.dgid);
     CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), 0);
     attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 1, .retry_cnt = 0 };
-    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                       IBV_QP_MAX_QP_RD_ATOMIC), 0);
+    if (to == IBV_QPS_RTS)
+        CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                           IBV_QP_MAX_QP_RD_ATOMIC), 0);
+}
+
+/* A queue pair that breaks says so to who asks for its state: what a program sees in `state` is what it has set or asked for. */
+static void broken(struct ibv_cq *cq)
+{
+    struct ibv_qp *qp = make_qp(cq, IBV_QPT_RC, 8);
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    struct ibv_wc wc;
+
+    bring_up(qp, 0x777777, IBV_QPS_RTS);
     CHECK(ibv_post_send(qp, &wr, &bad), 0);
     while (ibv_poll_cq(cq, 1, &wc) == 0 || wc.qp_num != qp->qp_num)
         ;
@@ -168,6 +178,33 @@ static void broken(struct ibv_cq *cq)
     expect("the state that is told", attr.qp_state, IBV_QPS_ERR);
     expect("the state of who has asked for it", qp->state, IBV_QPS_ERR);
     CHECK(ibv_destroy_qp(qp), 0);
+}
+
+/* That the peer is there is news for who waits for it in RTR, and for nobody in RTS. */
+static void established(struct ibv_cq *cq)
+{
+    fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
+    for (enum ibv_qp_state state = IBV_QPS_RTR; state <= IBV_QPS_RTS; state++) {
+        struct ibv_qp *here = make_qp(cq, IBV_QPT_RC, 8), *there = make_qp(cq, IBV_QPT_RC, 8);
+        struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+        struct ibv_async_event event;
+        struct ibv_wc wc;
+
+        bring_up(there, here->qp_num, state);
+        bring_up(here, there->qp_num, IBV_QPS_RTS);
+        CHECK(ibv_post_send(here, &wr, &bad), 0);
+        while (ibv_poll_cq(cq, 1, &wc) == 0)
+            ;
+        expect("a WRITE of nothing", wc.status, IBV_WC_SUCCESS);
+        expect("whether there is news", ibv_get_async_event(context, &event), state == IBV_QPS_RTR ? 0 : -1);
+        if (state == IBV_QPS_RTR) {
+            expect("the news", event.event_type, IBV_EVENT_COMM_EST);
+            expect("of whom", event.element.qp == there, 1);
+            ibv_ack_async_event(&event);
+        }
+        CHECK(ibv_destroy_qp(here), 0);
+        CHECK(ibv_destroy_qp(there), 0);
+    }
 }
 
 /* Who arms a queue that has something is told at once, and who has taken all is told of nothing. */
@@ -310,6 +347,27 @@ static void closed(struct ibv_device *device)
     CHECK(ibv_dealloc_pd(domain), 0);
 }
 
+static void domains(void)
+{
+    struct ibv_td_init_attr none = { 0 };
+    struct ibv_td *thread = ibv_alloc_td(context, &none);
+    struct ibv_pd *base = ibv_alloc_pd(context), *parent;
+    struct ibv_parent_domain_init_attr init = { .pd = base, .td = thread };
+    struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = 1 } };
+    struct ibv_ah *ah;
+
+    parent = ibv_alloc_parent_domain(context, &init);
+    CHECK(ibv_dealloc_td(thread), EBUSY);
+    CHECK(ibv_dealloc_pd(base), EBUSY);
+    ibv_query_gid(context, 1, 1, &attr.grh.dgid);
+    ah = ibv_create_ah(parent, &attr);
+    CHECK(ibv_dealloc_pd(parent), EBUSY);
+    CHECK(ibv_destroy_ah(ah), 0);
+    CHECK(ibv_dealloc_pd(parent), 0);
+    CHECK(ibv_dealloc_td(thread), 0);
+    CHECK(ibv_dealloc_pd(base), 0);
+}
+
 /* What libibverbs has had since rdma-core 56, which this header may not know. */
 static void newer(void)
 {
@@ -337,6 +395,18 @@ static void newer(void)
     CHECK(ibv_dealloc_pd(other), 0);
 }
 
+/* The library has a thread and handlers of forks: a program that loads it late and closes it again does not take them away. */
+static void stays(void)
+{
+    struct link_map *map = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
+    unsigned long flags = 0;
+
+    for (ElfW(Dyn) *entry = map ? map->l_ld : NULL; entry && entry->d_tag != DT_NULL; entry++)
+        if (entry->d_tag == DT_FLAGS_1)
+            flags = entry->d_un.d_val;
+    expect("a library that is never unloaded", flags & DF_1_NODELETE, DF_1_NODELETE);
+}
+
 /* No other program that this one becomes, or starts, has the device's descriptors. */
 static void descriptors(const char *before, int count)
 {
@@ -362,18 +432,45 @@ static void forked(struct ibv_cq *cq)
     wait(&status);
     expect("the child's end", status, 0);
     /* One whose device cannot be, and whose complaint nobody hears, is told by an errno alone. */
-    if (fork() == 0) {
-        struct ibv_device **list = ibv_get_device_list(NULL);
-        int unheard[2];
+    for (int n = 0; n < 2; n++) {
+        if (fork() == 0) {
+            struct ibv_device **list = ibv_get_device_list(NULL);
+            int unheard[2];
 
-        signal(SIGPIPE, SIG_IGN);
-        if (setenv("REMORA_DEVICE_ADDRESS", "nowhere", 1) || pipe(unheard) || dup2(unheard[1], 2) < 0 || close(unheard[0]))
-            _exit(1);
-        _exit(ibv_open_device(list[0]) || errno != EINVAL);
+            signal(SIGPIPE, SIG_IGN);
+            if (setenv("REMORA_DEVICE_ADDRESS", n ? "127.0.0.2\xff" : "nowhere", 1) || pipe(unheard) ||
+                dup2(unheard[1], 2) < 0 || close(unheard[0]))
+                _exit(1);
+            _exit(ibv_open_device(list[0]) || errno != EINVAL);
+        }
+        wait(&status);
+        expect("the end of a child without a device", status, 0);
     }
-    wait(&status);
-    expect("the end of a child without a device", status, 0);
     expect("the parent's poll", ibv_poll_cq(cq, 1, &wc), 0);
+}
+
+/* Nor does it hang on what its parent's device was amid when it was forked: one that is new settles for some milliseconds. */
+static void forked_at_once(struct ibv_device *device)
+{
+    for (int n = 0; n < 4; n++) {
+        int status = 1;
+
+        usleep(1000);
+        if (fork() == 0) {
+            struct ibv_context *own;
+            struct ibv_cq *cq;
+            struct ibv_wc wc;
+
+            alarm(30);
+            own = ibv_open_device(device);
+            cq = own ? ibv_create_cq(own, 8, NULL, NULL, 0) : NULL;
+            /* Its device sleeps meanwhile, and wakes. */
+            usleep(2000);
+            _exit(!cq || ibv_poll_cq(cq, 1, &wc) || ibv_destroy_cq(cq) || ibv_close_device(own));
+        }
+        wait(&status);
+        expect("the end of a child that was forked at once", status, 0);
+    }
 }
 
 int main(void)
@@ -388,6 +485,7 @@ int main(void)
         before[fd] = fcntl(fd, F_GETFD) >= 0;
     list = ibv_get_device_list(NULL);
     context = ibv_open_device(list[0]);
+    forked_at_once(list[0]);
     if (!context || !(pd = ibv_alloc_pd(context)) || !(cq = ibv_create_cq(context, 64, NULL, NULL, 0))) {
         printf("no device\n");
         return 1;
@@ -396,10 +494,13 @@ int main(void)
     CHECK(OBJECT(ibv_alloc_dm(context, &dm)), EOPNOTSUPP);
     CHECK(OBJECT(ibv_import_device(0)), EOPNOTSUPP);
     descriptors(before, sizeof before);
+    stays();
     memory();
+    domains();
     queues(cq);
     transitions(cq);
     broken(cq);
+    established(cq);
     armed();
     addresses(cq);
     channels();

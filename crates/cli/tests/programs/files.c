@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,6 +223,81 @@ static void descriptors(void)
     close(file);
 }
 
+static volatile int over;
+
+/* Makes identifiers and loses them with their channel. */
+static void *churns(void *nothing)
+{
+    struct { uint32_t number; uint16_t in, out; uint64_t uid, answer; uint16_t ps; uint8_t rest[6]; } create = {
+        .in = 24, .out = 4, .uid = 1, .ps = 0x0106 };
+    uint32_t id;
+
+    create.answer = (uintptr_t)&id;
+    while (!over) {
+        int fd = open(CHANNEL, O_RDWR);
+
+        if (fd < 0 || write(fd, &create, sizeof create) != sizeof create || close(fd))
+            return (void *)1;
+    }
+    return nothing;
+}
+
+/* Whatever other threads are amid: a child opens a channel at once, and one of its device. */
+static void channels_of_children(void)
+{
+    pthread_t threads[3];
+    void *failed;
+
+    for (int n = 0; n < 3; n++)
+        pthread_create(&threads[n], NULL, churns, NULL);
+    for (int n = 0; n < 40; n++) {
+        int status;
+        pid_t child = fork();
+
+        if (child == 0) {
+            alarm(30);
+            _exit(close(channel()) || failures);
+        }
+        expect("a channel of a child", waitpid(child, &status, 0) == child && status == 0);
+    }
+    over = 1;
+    for (int n = 0; n < 3; n++)
+        expect("channels in threads", pthread_join(threads[n], &failed) == 0 && !failed);
+}
+
+/* What a program may do once its first thread has ended. */
+static void *registers(void *first)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context = ibv_open_device(list[0]);
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    static char bytes[64];
+    int directory = open("/sys/class", O_RDONLY | O_DIRECTORY);
+
+    pthread_join(*(pthread_t *)first, NULL);
+    usleep(20000);
+    expect("a region without the first thread", ibv_reg_mr(pd, bytes, sizeof bytes, 0) != NULL);
+    expect("a relative name without it", faccessat(directory, "infiniband/remora0/node_type", R_OK, 0) == 0);
+    expect("memory that is not there", ibv_reg_mr(pd, (void *)8, 8, 0) == NULL && errno == EFAULT);
+    exit(failures);
+}
+
+static void without_first_thread(void)
+{
+    int status;
+    pid_t child = fork();
+
+    if (child == 0) {
+        static pthread_t first;
+        pthread_t other;
+
+        first = pthread_self();
+        pthread_create(&other, NULL, registers, &first);
+        pthread_exit(NULL);
+    }
+    expect("a program without its first thread", waitpid(child, &status, 0) == child && status == 0);
+}
+
 static void *waits(void *path)
 {
     return (void *)(long)open(path, O_RDONLY);
@@ -325,6 +401,8 @@ int main(int count, char **words)
     opening();
     walking();
     descriptors();
+    channels_of_children();
+    without_first_thread();
     threads_and_signals();
     counters();
     puts(failures ? "not as a kernel's" : "as a kernel's");

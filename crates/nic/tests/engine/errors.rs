@@ -247,6 +247,8 @@ fn a_send_longer_than_the_receive_fails_at_both_ends() {
         use WcStatus::*;
         assert_eq!(p.a.statuses(), [(1, RemoteInvalidRequest), (2, Flushed)], "{len} B");
         assert_eq!(p.b.statuses(), [(1, LocalLength), (2, Flushed)], "{len} B");
+        let told = |event: &Event| matches!(event, Event::QpRequestError(_));
+        assert!(!p.b.take_events().iter().any(told), "the receive says it");
         let outside = [p.b.bytes(0, 1024), p.b.bytes(1024 + 64, 4096)].concat();
         assert!(outside.iter().all(|&b| b == GUARD), "{len} B");
     }

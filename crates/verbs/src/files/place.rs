@@ -161,13 +161,13 @@ pub(super) fn inside(path: &[u8]) -> bool {
 /// The path of a directory that is open, or of the one that this process is in, as the program knows it: its length, 0 if
 /// there is none.
 fn path_of(at: c_int, out: &mut [u8]) -> usize {
-    let mut link = [0u8; 32];
+    let mut link = [0u8; 40];
     let link: &[u8] = if at == libc::AT_FDCWD {
-        b"/proc/self/cwd\0"
+        b"/proc/thread-self/cwd\0"
     } else {
         use std::io::Write as _;
         let mut rest = &mut link[..];
-        if write!(rest, "/proc/self/fd/{at}\0").is_err() {
+        if write!(rest, "/proc/thread-self/fd/{at}\0").is_err() {
             return 0;
         }
         &link

@@ -4,14 +4,14 @@
 //! bitmap. The functions stay as usable in signal handlers as the C library's are: they take no lock for others'
 //! descriptors.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Once, mpsc};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError, TryLockError, mpsc};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use remora_nic::cm::{Cm, CmConfig};
 
 use super::abi::{self, Address, UcmaCommand, UcmaRequest};
@@ -37,8 +37,50 @@ struct Ucma {
     channels: HashMap<RawFd, Arc<EventQueue<Told>>>,
 }
 
-/// Taken after the engine, never before.
+/// Taken after the engine, never before; and by a thread that forks. The standard library's lock: one that is handed over to who
+/// waits longest would be handed, in a child, to a thread that it does not have.
 static UCMA: LazyLock<Mutex<Ucma>> = LazyLock::new(Mutex::default);
+
+thread_local! {
+    /// Taken by this thread, which forks: nobody else is amid anything with it, and the child finds it whole.
+    static AMID_FORK: Cell<Option<MutexGuard<'static, Ucma>>> = const { Cell::new(None) };
+}
+
+fn ucma() -> MutexGuard<'static, Ucma> {
+    UCMA.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same, if it can be had soon.
+fn ucma_soon() -> Option<MutexGuard<'static, Ucma>> {
+    let until = Instant::now() + LAST_WORDS;
+    loop {
+        match UCMA.try_lock() {
+            Ok(ucma) => return Some(ucma),
+            Err(TryLockError::Poisoned(ucma)) => return Some(ucma.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Sees to forks: to be called once, when the library is loaded.
+pub fn watch_forks() {
+    extern "C" fn prepare() {
+        let _ = AMID_FORK.try_with(|amid| amid.set(Some(ucma())));
+    }
+    extern "C" fn parent() {
+        let _ = AMID_FORK.try_with(Cell::take);
+    }
+    extern "C" fn child() {
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+        if let Ok(Some(mut ucma)) = AMID_FORK.try_with(Cell::take) {
+            ucma.state.orphan();
+        }
+    }
+    OWNER.store(std::process::id(), Ordering::Relaxed);
+    // SAFETY: the handlers live as long as the process, as this library is never unloaded.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+}
 
 /// A bit for each descriptor that is a channel.
 static OURS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
@@ -87,15 +129,6 @@ impl Ucma {
 
 /// Opens a channel.
 fn open_channel(flags: c_int) -> Result<RawFd, i32> {
-    extern "C" fn own() {
-        OWNER.store(std::process::id(), Ordering::Relaxed);
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        own();
-        // SAFETY: the handler lives as long as the process.
-        unsafe { libc::pthread_atfork(None, None, Some(own)) };
-    });
     let channel = EventQueue::new()?;
     let fd = channel.fd();
     let (word, bit) = bit(fd).ok_or(libc::EMFILE)?;
@@ -103,7 +136,7 @@ fn open_channel(flags: c_int) -> Result<RawFd, i32> {
         // SAFETY: a descriptor of our own.
         unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
     }
-    UCMA.lock().channels.insert(fd, Arc::new(channel));
+    ucma().channels.insert(fd, Arc::new(channel));
     word.fetch_or(bit, Ordering::Relaxed);
     Ok(fd)
 }
@@ -117,8 +150,8 @@ fn close_channel(fd: RawFd) -> bool {
     if adapter::current().is_some() {
         let _ = with_host(None, |ucma, host| ucma.state.close(host, fd));
     }
-    // Another thread may have held it when this process was forked.
-    let channel = UCMA.try_lock_for(LAST_WORDS).map(|mut ucma| ucma.channels.remove(&fd));
+    // This may be a child that was made past the handlers, and another thread have held it.
+    let channel = ucma_soon().map(|mut ucma| ucma.channels.remove(&fd));
     // To drop it closes the descriptor, unless somebody waits on it.
     matches!(channel, Some(Some(_)))
 }
@@ -145,7 +178,7 @@ fn with_host<R>(peer: Option<std::net::IpAddr>, f: impl FnOnce(&mut Ucma, &mut H
         cm: nic.cm(),
     };
     let result = {
-        let ucma = &mut *UCMA.lock();
+        let ucma = &mut *ucma();
         let mut host = Some(host);
         let result = host.as_mut().map(|host| f(ucma, host));
         ucma.deliver(&mut host);
@@ -165,7 +198,7 @@ fn prepare(adapter: &'static Adapter) {
     adapter.prepared.call_once(|| {
         adapter.targets.on_cm(Box::new(|event| {
             let random = remora_real::entropy().map_or(0, |[a, b, c, ..]| u32::from_be_bytes([0, a, b, c]));
-            let mut ucma = UCMA.lock();
+            let mut ucma = ucma();
             ucma.state.follow(event, random);
             ucma.deliver(&mut None);
         }));
@@ -250,7 +283,7 @@ unsafe fn command(fd: RawFd, bytes: &[u8]) -> Result<(), i32> {
             }
             // SAFETY: as the caller promises.
             let value = unsafe { std::slice::from_raw_parts(address as *const u8, len as usize) };
-            UCMA.lock().state.set_option(id, level, name, value)?;
+            ucma().state.set_option(id, level, name, value)?;
             Vec::new()
         }
         UcmaCommand::MigrateId { id, .. } => migrate(id, fd)?,
@@ -291,7 +324,7 @@ unsafe fn respond(request: &UcmaRequest, answer: &[u8]) -> Result<(), i32> {
 
 /// The next event of a channel; waits for one unless its descriptor does not block.
 fn take_event(fd: RawFd) -> Result<Vec<u8>, i32> {
-    let channel = UCMA.lock().channels.get(&fd).cloned().ok_or(libc::EBADF)?;
+    let channel = ucma().channels.get(&fd).cloned().ok_or(libc::EBADF)?;
     // Who waits does not poll: the NIC thread drives from now on.
     if let Some(adapter) = adapter::current() {
         adapter.device.release();
@@ -299,7 +332,7 @@ fn take_event(fd: RawFd) -> Result<Vec<u8>, i32> {
     loop {
         channel.wait()?;
         // Locked in this order, as where events are told.
-        let mut ucma = UCMA.lock();
+        let ucma = &mut *ucma();
         if let Some(told) = channel.take(|told| ucma.state.took(told.id)) {
             return Ok(told.bytes.to_vec());
         }
@@ -308,7 +341,7 @@ fn take_event(fd: RawFd) -> Result<Vec<u8>, i32> {
 
 /// Moves an identifier and its waiting events to a channel.
 fn migrate(id: u32, to: RawFd) -> Result<Vec<u8>, i32> {
-    let ucma = &mut *UCMA.lock();
+    let ucma = &mut *ucma();
     let target = ucma.channels.get(&to).cloned().ok_or(libc::EBADF)?;
     let (from, answer) = ucma.state.migrate(id, to)?;
     if let Some(channel) = ucma.channels.get(&from) {

@@ -227,6 +227,16 @@ impl State {
         }
     }
 
+    /// In a child of the process that made them: its identifiers stand for nothing on the device that the child may have, where
+    /// the numbers of listeners and connections are others'.
+    pub fn orphan(&mut self) {
+        for id in self.ids.values_mut() {
+            (id.listener, id.session) = (None, None);
+        }
+        self.by_conn.clear();
+        self.by_listener.clear();
+    }
+
     fn on_channel(&self, channel: ChannelId) -> Vec<u32> {
         self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(number, _)| *number).collect()
     }

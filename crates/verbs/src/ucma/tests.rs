@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use remora_nic::cm::{Cm, CmConfig};
+use remora_nic::cm::{Cm, CmConfig, CmError, port_service_id};
 
 use super::abi::{self, event, ps};
 use super::state::{Host, State, Told};
@@ -296,6 +296,22 @@ fn ports_belong_to_one_unless_shared() {
     assert_eq!(answer[..8], [0; 8], "nor has a loopback address on a device that is elsewhere");
     assert_eq!(side.bind(b, any, 0), Err(libc::EINVAL), "bound already");
     assert_eq!(side.state.set_option(a, 0, 9, &[1]), Err(libc::ENOSYS));
+}
+
+#[test]
+fn a_child_ends_what_it_has_of_its_parent_and_nothing_of_its_own() {
+    let mut side = Side::new(0);
+    let inherited = side.listen(100, ps::TCP);
+    side.state.orphan();
+    let Side { cm, .. } = Side::new(1);
+    side.cm = cm;
+    let own = side.create(101, ps::TCP);
+    side.bind(own, Ipv4Addr::UNSPECIFIED.into(), PORT + 1).unwrap();
+    side.run(&command(7, 8, &[(0, &own.to_ne_bytes())])).unwrap();
+    let taken = side.run(&command(1, 16, &[(8, &inherited.to_ne_bytes())])).unwrap();
+    assert_eq!(u32_at(&taken, 0), 0);
+    let service = port_service_id(ps::TCP, PORT + 1);
+    assert_eq!(side.cm.listen(service), Err(CmError::ServiceInUse(service)), "its own listener is there");
 }
 
 #[test]

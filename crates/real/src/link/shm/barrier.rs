@@ -5,19 +5,27 @@
 //! a producer would pay for one with each message. So the consumer has the system make one in every process that has asked for
 //! that (`membarrier`), which takes some microseconds, once a sleep. Where that cannot be had, both make their own.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
 /// Whether consumers may leave this process's barriers to the system, and this process theirs.
+///
+/// To ask takes milliseconds. Nobody waits for who asks already: the child of a process that was forked meanwhile would do so
+/// for ever, as that thread is none of its own. A child has what its parent has asked for.
 pub(super) fn shared() -> bool {
-    static SHARED: OnceLock<bool> = OnceLock::new();
-    *SHARED.get_or_init(|| {
-        !cfg!(miri)
-            && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
-            && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
-    })
+    const UNKNOWN: u8 = 2;
+    static SHARED: AtomicU8 = AtomicU8::new(UNKNOWN);
+    match SHARED.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let shared = !cfg!(miri)
+                && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+                && membarrier(MembarrierCommand::GlobalExpedited).is_ok();
+            SHARED.store(shared.into(), Ordering::Relaxed);
+            shared
+        }
+        known => known == 1,
+    }
 }
 
 /// Between a producer's words and its look; `spared` if the consumer makes the barrier.
