@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![warn(missing_debug_implementations)]
 
 mod address;
 mod asynchronous;
@@ -7,6 +8,7 @@ mod builtin;
 mod client;
 mod codec;
 mod data;
+mod debug;
 mod deployed;
 mod embeddings;
 mod host_ring;
