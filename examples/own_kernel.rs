@@ -8,8 +8,7 @@
 
 use std::time::Instant;
 
-use remora::{Client, Deployed, ModuleLimits, Node, Placement};
-use remora_kernel::Limits;
+use remora::{Client, Deployed, Limits, ModuleLimits, Node, Placement};
 
 /// Vertices of the graph, and edges of each.
 const VERTICES: u32 = 4096;

@@ -52,7 +52,8 @@ _Records = Mapping[_Text, _Text] | Iterable[tuple[_Text, _Text]]
 
 @final
 class Node:
-    """A memory node in this process, until it is closed or forgotten."""
+    """A memory node in this process, until it is closed or forgotten. `memory` is how many bytes clients may allocate, all
+    together."""
 
     def __new__(cls, listen: str | None = None, *, memory: int | None = None) -> Self: ...
     @property
@@ -63,7 +64,8 @@ class Node:
 
 @final
 class Client:
-    """A connection to a memory node. Threads may share it: they take turns."""
+    """A connection to a memory node. Threads may share it: they take turns. A call takes at most `timeout` seconds, or else as
+    long as the connection stands; `token` is the file of what the node asks of who deploys kernels."""
 
     def __new__(
         cls, node: str, *, link: _Link | None = None, timeout: float | None = None, token: str | None = None
@@ -103,7 +105,8 @@ class Client:
 
 @final
 class Region:
-    """Memory of a node: parts of it are read and written like those of a bytearray."""
+    """Memory of a node: read and written like a bytearray, each time over the network. It stays until it is freed or its client
+    is closed, whether anybody holds this or not, as others may know its key."""
 
     @property
     def key(self) -> int: ...
@@ -114,7 +117,11 @@ class Region:
     def __getitem__(self, at: int, /) -> int: ...
     @overload
     def __getitem__(self, at: slice, /) -> bytes: ...
+    @overload
+    def __setitem__(self, at: int, data: int, /) -> None: ...
+    @overload
     def __setitem__(self, at: slice, data: Buffer, /) -> None: ...
+    def __bytes__(self) -> bytes: ...
     def read(self, offset: int = 0, len: int | None = None) -> bytes: ...
     def readinto(self, buffer: Buffer, offset: int = 0) -> int: ...
     def write(self, data: Buffer, offset: int = 0) -> None: ...
@@ -162,25 +169,36 @@ class Pending:
 
 @final
 class AsyncClient:
-    """A connection to a memory node, whose calls are awaited. A thread of its own drives it."""
+    """A connection to a memory node, whose calls are awaited. A thread of its own drives it. How long a call may take is for
+    `asyncio.timeout` to say: one that is given up goes on at the node, and its reply is thrown away."""
 
     @staticmethod
-    def connect(
-        node: str, *, link: _Link | None = None, timeout: float | None = None, token: str | None = None
-    ) -> Awaitable[AsyncClient]: ...
+    def connect(node: str, *, link: _Link | None = None, token: str | None = None) -> Awaitable[AsyncClient]: ...
+    def close(self) -> None: ...
+    def __aenter__(self) -> Awaitable[Self]: ...
+    def __aexit__(self, _kind: Any, _error: Any, _trace: Any) -> Awaitable[None]: ...
     def alloc(self, len: int) -> Awaitable[Region]: ...
     def read(self, region: Region, offset: int = 0, len: int | None = None) -> Awaitable[bytes]: ...
     def write(self, region: Region, data: Buffer, offset: int = 0) -> Awaitable[None]: ...
+    def fetch_add(self, region: Region, offset: int, add: int) -> Awaitable[int]:
+        """Adds to the word of 8 bytes at a multiple of 8; what it was."""
+    def compare_swap(self, region: Region, offset: int, expected: int, new: int) -> Awaitable[int]:
+        """Sets the word of 8 bytes at a multiple of 8 if it is what is expected; what it was."""
+    def free(self, region: Region) -> Awaitable[None]: ...
+    def kernels(self) -> Awaitable[dict[str, int]]:
+        """The kernels that are deployed at the node, by name, with their op-codes."""
     def load_table(self, records: _Records) -> Awaitable[Table]: ...
     def get(self, table: Table, key: _Text, place: _Place = "nic") -> Awaitable[bytes | None]: ...
     def call(
         self, op: int, params: Buffer, place: _Place = "nic", *, payload: Buffer | None = None
     ) -> Awaitable[bytes | None]:
-        """Calls a kernel by its op-code, as Client.kernels and Kernel.op give it."""
+        """Calls a kernel by its op-code, as `kernels` gives it."""
 
 @final
 class Store:
-    """A connection to a replicated store: linearizable, and as durable as its model says."""
+    """A connection to a replicated store: to one of its nodes, given in the order of their numbers, and to the next one when
+    that fails. `secret` is the file `clients.secret` of the cluster's directory; an answer, and a connection, may take `timeout`
+    seconds, by default 5. With `retry` a request whose outcome is unknown is sent again, and done once."""
 
     def __new__(
         cls,
@@ -191,6 +209,9 @@ class Store:
         timeout: float | None = None,
         retry: bool = False,
     ) -> Self: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, _kind: Any, _error: Any, _trace: Any) -> None: ...
     def get(self, key: int) -> bytes | None: ...
     def put(self, key: int, value: _Text) -> None: ...
     def delete(self, key: int) -> None: ...
@@ -254,10 +275,10 @@ def compare(
     links: Sequence[_Link] | None = None,
     seed: int = 42,
 ) -> Comparison:
-    """Compares places over records of a node in this process."""
+    """Compares places over records of a node in this process, for so many seconds a figure."""
 
 def where(
-    operation: str,
+    operation: str | PathLike[str],
     on: Sequence[str],
     *,
     by: Literal["latency", "rate", "energy"] = "latency",
@@ -266,7 +287,7 @@ def where(
     simulate: int = 20_000,
     seed: int = 42,
 ) -> ArrowTable:
-    """Where an operation should run: a row for each platform and place, the best first."""
+    """Where an operation should run, by its name or its TOML file: a row for each platform and place, the best first."""
 
 def reproduce(
     paper: Literal["strom", "minos", "bluefield", "rambda", "dfabric"],

@@ -1,5 +1,7 @@
 //! A client for asyncio.
 
+use std::collections::HashMap;
+
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3_async_runtimes::tokio::future_into_py;
@@ -8,7 +10,8 @@ use crate::client::{Bytes, Region, Started, Table, builder, bytes_of, pairs, pla
 use crate::error;
 use crate::owned::Owned;
 
-/// A connection to a memory node, whose calls are awaited. A thread of its own drives it.
+/// A connection to a memory node, whose calls are awaited. A thread of its own drives it. How long a call may take is for
+/// `asyncio.timeout` to say: one that is given up goes on at the node, and its reply is thrown away.
 #[pyclass(frozen, module = "remora")]
 pub struct AsyncClient(Owned<remora::AsyncClient>);
 
@@ -27,19 +30,39 @@ fn value(reply: Option<Vec<u8>>) -> PyResult<Option<Py<PyBytes>>> {
 impl AsyncClient {
     /// Connects.
     #[staticmethod]
-    #[pyo3(signature = (node, *, link=None, timeout=None, token=None))]
+    #[pyo3(signature = (node, *, link=None, token=None))]
     fn connect<'py>(
         py: Python<'py>,
         node: String,
         link: Option<&str>,
-        timeout: Option<f64>,
         token: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let builder = builder(link, timeout, token)?;
+        let builder = builder(link, None, token)?;
         future_into_py(
             py,
             async move { Ok(AsyncClient(Owned::new(builder.connect_async(node).await.map_err(error::of)?))) },
         )
+    }
+
+    /// Leaves the node, which takes back all memory of this client. Calls under way end with an error.
+    fn close(&self, py: Python<'_>) {
+        self.0.close(py);
+    }
+
+    fn __aenter__<'py>(this: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, this) = (this.py(), this.unbind());
+        future_into_py(py, async move { Ok(this) })
+    }
+
+    fn __aexit__<'py>(
+        &self,
+        py: Python<'py>,
+        _kind: Py<PyAny>,
+        _error: Py<PyAny>,
+        _trace: Py<PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.close(py);
+        future_into_py(py, async { Ok(()) })
     }
 
     /// Zeroed memory on the node.
@@ -78,6 +101,40 @@ impl AsyncClient {
         future_into_py(py, async move { client.write(&region, offset, data).await.map_err(error::of) })
     }
 
+    /// Adds to the word of 8 bytes at `offset`, a multiple of 8; what it was.
+    fn fetch_add<'py>(&self, py: Python<'py>, region: &Region, offset: u64, add: u64) -> PyResult<Bound<'py, PyAny>> {
+        let (client, region) = (self.handle(py)?, region.region);
+        future_into_py(py, async move { client.fetch_add(&region, offset, add).await.map_err(error::of) })
+    }
+
+    /// Sets the word of 8 bytes at `offset`, a multiple of 8, if it is `expected`; what it was.
+    fn compare_swap<'py>(
+        &self,
+        py: Python<'py>,
+        region: &Region,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (client, region) = (self.handle(py)?, region.region);
+        future_into_py(py, async move { client.compare_swap(&region, offset, expected, new).await.map_err(error::of) })
+    }
+
+    /// Gives the memory back.
+    fn free<'py>(&self, py: Python<'py>, region: &Region) -> PyResult<Bound<'py, PyAny>> {
+        let (client, region) = (self.handle(py)?, region.region);
+        future_into_py(py, async move { client.free(region).await.map_err(error::of) })
+    }
+
+    /// The names of the kernels that are deployed at the node, with their op-codes.
+    fn kernels<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let client = self.handle(py)?;
+        future_into_py(py, async move {
+            let found = client.with(|client| client.kernels()).await.map_err(error::of)?;
+            Ok(found.into_iter().map(|module| (module.name, module.op)).collect::<HashMap<_, _>>())
+        })
+    }
+
     /// Loads a hash table.
     fn load_table<'py>(&self, py: Python<'py>, records: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let records: Vec<(Bytes, Bytes)> = pairs(records)?;
@@ -96,7 +153,7 @@ impl AsyncClient {
         future_into_py(py, async move { value(under_way.await.map_err(error::of)?.1) })
     }
 
-    /// Calls a kernel by its op-code, as `Client.kernels` and `Kernel.op` give it.
+    /// Calls a kernel by its op-code, as `kernels` gives it.
     #[pyo3(signature = (op, params, place="nic", *, payload=None))]
     fn call<'py>(
         &self,

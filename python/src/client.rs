@@ -76,7 +76,8 @@ pub fn bytes_of(data: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     PyBuffer::<u8>::get(&view)?.to_vec(data.py())
 }
 
-/// A memory node in this process, until it is closed or forgotten.
+/// A memory node in this process, until it is closed or forgotten. `memory` is how many bytes clients may allocate, all
+/// together.
 #[pyclass(frozen, module = "remora")]
 pub struct Node {
     node: Owned<remora::Node>,
@@ -120,7 +121,8 @@ impl Node {
     }
 }
 
-/// A connection to a memory node. Threads may share it: they take turns.
+/// A connection to a memory node. Threads may share it: they take turns. A call takes at most `timeout` seconds, or else as
+/// long as the connection stands; `token` is the file of what the node asks of who deploys kernels.
 #[pyclass(frozen, module = "remora")]
 pub struct Client(Owned<remora::Client>);
 
@@ -338,7 +340,8 @@ impl Client {
     }
 }
 
-/// Memory of a node.
+/// Memory of a node: read and written like a bytearray, each time over the network. It stays until it is freed or its client
+/// is closed, whether anybody holds this or not, as others may know its key.
 #[pyclass(frozen, module = "remora")]
 pub struct Region {
     pub region: RemoteRegion,
@@ -366,6 +369,16 @@ impl Region {
             return Err(error::invalid("a part of a region has step 1"));
         }
         Ok((indices.start as u64, indices.slicelength))
+    }
+
+    /// Where a byte lies; below 0 it is counted from the end.
+    fn byte(&self, at: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let (at, len) = (at.extract::<i128>()?, i128::from(self.region.len));
+        let offset = if at < 0 { at + len } else { at };
+        match (0..len).contains(&offset) {
+            true => Ok(offset as u64),
+            false => Err(PyIndexError::new_err(format!("byte {at} of a region of {len}"))),
+        }
     }
 }
 
@@ -420,15 +433,22 @@ impl Region {
             let (offset, len) = self.part(part)?;
             return Ok(self.read(py, offset, Some(len))?.into_any());
         }
-        let at: u64 = at.extract()?;
-        if at >= self.region.len {
-            return Err(PyIndexError::new_err(format!("byte {at} of a region of {}", self.region.len)));
-        }
-        self.read(py, at, Some(1))?.get_item(0)
+        self.read(py, self.byte(at)?, Some(1))?.get_item(0)
     }
 
-    fn __setitem__(&self, py: Python<'_>, at: &Bound<'_, PySlice>, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        let ((offset, len), data) = (self.part(at)?, bytes_of(data)?);
+    /// All of it by one READ; without this, Python would ask for byte after byte.
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.read(py, 0, None)
+    }
+
+    fn __setitem__(&self, py: Python<'_>, at: &Bound<'_, PyAny>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let ((offset, len), data) = match at.cast::<PySlice>() {
+            Ok(part) => (self.part(part)?, bytes_of(data)?),
+            Err(_) => {
+                let byte = data.extract::<u8>().map_err(|_| error::invalid("a byte is a number from 0 to 255"))?;
+                ((self.byte(at)?, 1), vec![byte])
+            }
+        };
         if data.len() != len {
             return Err(error::invalid(format!("{} bytes for a part of {len}: a region does not grow", data.len())));
         }

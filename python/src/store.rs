@@ -1,18 +1,20 @@
 //! The replicated store.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use remora::ToAddress;
 use remora::store::{Swap, Value};
 
 use crate::client::Bytes;
 use crate::error;
 use crate::owned::Owned;
 
-/// A connection to a replicated store.
+/// A connection to a replicated store: to one of its nodes, given in the order of their numbers, and to the next one when that
+/// fails. `secret` is the file `clients.secret` of the cluster's directory; an answer, and a connection, may take `timeout` seconds,
+/// by default 5. With `retry` a request whose outcome is unknown is sent again, and done once.
 #[pyclass(frozen, module = "remora")]
 pub struct Store(Owned<remora::store::Store>);
 
@@ -23,7 +25,7 @@ impl Store {
         run: impl FnOnce(&mut remora::store::Store) -> remora::store::Result<T> + Send,
     ) -> PyResult<T> {
         let result = self.0.with(py, run)?;
-        result.ok_or_else(|| error::invalid("the store has been closed"))?.map_err(error::of_store)
+        result.ok_or_else(|| error::of(remora::Error::Closed))?.map_err(error::of_store)
     }
 }
 
@@ -43,8 +45,8 @@ impl Store {
         timeout: Option<f64>,
         retry: bool,
     ) -> PyResult<Self> {
-        let parse = |node: String| node.parse::<IpAddr>().map_err(|e| error::invalid(format!("{node:?}: {e}")));
-        let nodes: Vec<IpAddr> = nodes.into_iter().map(parse).collect::<PyResult<_>>()?;
+        let nodes = py.detach(|| nodes.iter().map(|node| node.to_address()).collect::<remora::Result<Vec<_>>>());
+        let nodes = nodes.map_err(error::of)?;
         let mut builder = remora::store::Store::builder(&nodes).retry(retry);
         if let Some(file) = secret {
             builder = builder.secret_file(file).map_err(error::of_store)?;
@@ -57,6 +59,19 @@ impl Store {
         }
         let store = py.detach(|| builder.connect()).map_err(error::of_store)?;
         Ok(Self(Owned::new(store)))
+    }
+
+    /// Ends the connection.
+    fn close(&self, py: Python<'_>) {
+        self.0.close(py);
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(&self, py: Python<'_>, _kind: Py<PyAny>, _error: Py<PyAny>, _trace: Py<PyAny>) {
+        self.close(py);
     }
 
     /// Reads a record.

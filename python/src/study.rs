@@ -1,7 +1,7 @@
 //! Measuring and deciding: comparisons, where an operation should run, papers' figures, platforms.
 
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use pyo3::prelude::*;
@@ -10,21 +10,21 @@ use remora_lab::writer::Writers;
 use remora_model::platform::Platform;
 use remora_real::{Client, ClientConfig, Node, NodeConfig, at_free_loopback, at_local};
 use remora_study::StudyError;
+use remora_study::bluefield::BlueField;
 use remora_study::compare::{Plan, Progress, WRITER_RATE, Watch};
 use remora_study::connection::Connection;
+use remora_study::dfabric::DFabric;
 use remora_study::machine::Machine;
+use remora_study::minos::Minos;
 use remora_study::operations::Operation;
+use remora_study::rambda::Rambda;
 use remora_study::records::Records;
 use remora_study::report::{Report, Setup, table};
 use remora_study::reproduce::{self as papers, ReproduceError, ReproduceOptions};
 use remora_study::store;
+use remora_study::strom::Strom;
 use remora_study::where_::{Goal, WhereOptions, decide_until};
 use remora_study::workload::Distribution;
-use remora_study::bluefield::BlueField;
-use remora_study::dfabric::DFabric;
-use remora_study::minos::Minos;
-use remora_study::rambda::Rambda;
-use remora_study::strom::Strom;
 use serde_json::{Value, json};
 
 use crate::arrow::ArrowTable;
@@ -129,7 +129,9 @@ pub fn compare(
     }
     let (memory, machine) = (records.saturating_mul(value_bytes as u64 + 56), Machine::describe().memory_bytes);
     if memory > machine && machine > 0 {
-        return Err(error::invalid(format!("{memory} bytes of records, and this machine has {machine} bytes of memory")));
+        return Err(error::invalid(format!(
+            "{memory} bytes of records, and this machine has {machine} bytes of memory"
+        )));
     }
     let time = Duration::from_secs_f64(seconds);
     let plan = Plan {
@@ -186,7 +188,7 @@ pub fn compare(
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
 pub fn r#where(
     py: Python<'_>,
-    operation: &str,
+    operation: PathBuf,
     on: Vec<String>,
     by: &str,
     link: &str,
@@ -204,7 +206,7 @@ pub fn r#where(
         return Err(error::invalid("give from 1 to 100000 points, and at most 10000000 operations to simulate"));
     }
     let link = link.parse().map_err(error::invalid)?;
-    let loaded = remora_study::where_::Operation::load(Path::new(operation)).map_err(error::invalid)?;
+    let loaded = remora_study::where_::Operation::load(&operation).map_err(error::invalid)?;
     let options = WhereOptions { goal, link, points, simulated: simulate, seed, ..WhereOptions::default() };
     py.detach(|| {
         let (signals, mut rows) = (Signals::default(), Vec::new());

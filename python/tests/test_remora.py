@@ -38,6 +38,12 @@ def test_a_region_is_read_and_written_like_a_bytearray(node, link):
         region.write(array.array("d", [1.5, 2.5]), offset=128)
         found = array.array("d", [0.0, 0.0])
         assert region.readinto(found, offset=128) == 16 and list(found) == [1.5, 2.5]
+        region[70], region[-1] = 9, 7
+        assert region[70] == 9 and region[-1] == region[4095] == 7 and bytes(region) == region.read()
+        with pytest.raises(remora.InvalidArgument, match="0 to 255"):
+            region[70] = 256
+        with pytest.raises(IndexError):
+            region[-4097]
         assert region.fetch_add(0, 5) == 0 and region.compare_swap(0, 5, 7) == 5 and region[0] == 7
         with pytest.raises(remora.InvalidArgument, match="does not grow"):
             region[0:2] = b"three"
@@ -130,8 +136,14 @@ def test_an_asynchronous_client_has_many_calls_under_way(node):
         assert await client.read(region, 8, 9) == b"one-sided"
         with pytest.raises(remora.InvalidArgument, match="AsyncClient"):
             region.read()
+        assert await client.fetch_add(region, 0, 5) == 0 and await client.compare_swap(region, 0, 5, 7) == 5
+        await client.free(region)
         with pytest.raises(remora.KernelFailed, match="no such kernel"):
             await client.call(0x7777_7777, b"")
+        async with client:
+            assert isinstance(await client.kernels(), dict)
+        with pytest.raises(remora.ConnectionFailed, match="closed"):
+            client.get(table, "1")
 
     asyncio.run(run())
 
@@ -147,8 +159,11 @@ def test_the_replicated_store_goes_on_without_a_node(tmp_path):
         cluster.stop(0)
         assert store.get(7) == b"bye"
         cluster.restart(0)
-        store.delete(7)
-        assert store.get(7) is None
+        with store:
+            store.delete(7)
+            assert store.get(7) is None
+        with pytest.raises(remora.ConnectionFailed, match="closed"):
+            store.get(7)
 
 
 def test_errors_say_what_to_do():
@@ -161,6 +176,10 @@ def test_errors_say_what_to_do():
         remora.where("get", on=["moon"])
     with pytest.raises(remora.InvalidArgument, match="no figure 6"):
         remora.reproduce("strom", "6")
+    with pytest.raises(remora.InvalidArgument, match="at least one node"):
+        remora.LocalCluster("/nowhere", nodes=0)
+    with pytest.raises(remora.InvalidArgument, match="nowhere"):
+        remora.Store(["127.0.0.1"], secret="/nowhere")
     for wrong in [{"seconds": 1e18}, {"seconds": float("nan")}, {"records": 1 << 60}]:
         with pytest.raises(remora.InvalidArgument):
             remora.compare(**wrong)

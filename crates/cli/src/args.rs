@@ -24,10 +24,10 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Option<Command>,
     /// Say nothing of progress and events on standard error, only what fails
-    #[arg(long, short, global = true)]
+    #[arg(long, short, global = true, display_order = 998)]
     pub quiet: bool,
     /// Say more on standard error: which addresses, links and packets are used
-    #[arg(long, short, global = true, conflicts_with = "quiet")]
+    #[arg(long, short, global = true, conflicts_with = "quiet", display_order = 998)]
     pub verbose: bool,
 }
 
@@ -165,7 +165,7 @@ pub struct Compare {
     /// Records from a file: key, tab and value on each line
     #[arg(long, value_name = "FILE", conflicts_with_all = ["records", "value_bytes"])]
     pub load: Option<PathBuf>,
-    /// GET the keys of a file, one on each line, in its order; unknown keys must be missed
+    /// GET the keys of a file, one on each line, in its order, as get-trace; unknown keys must be missed
     #[arg(long, value_name = "FILE", conflicts_with = "distribution")]
     pub trace: Option<PathBuf>,
     /// Records to generate

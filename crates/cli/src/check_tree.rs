@@ -19,7 +19,7 @@ used again. What each answers must be linearizable, and the tree whole in the en
 the command fails.
 
 Examples:
-  remora check tree                       every case
+  remora check tree                       every case: some minutes
   remora check tree --crash --minutes 5   the first client goes away, at any access; the node recovers what it left";
 
 /// Options of `remora check tree`.

@@ -81,7 +81,7 @@ pub struct Where {
     /// Points at which the open values are tried together
     #[arg(long, value_name = "N", default_value = "256", value_parser = up_to::<u32>(1..=100_000))]
     pub points: u32,
-    /// Operations to simulate for each placement that lies close; 0 is the screen alone
+    /// Operations to simulate for each placement that lies close by the screen, which is formulas; 0 is the screen alone
     #[arg(long, value_name = "N", default_value = "20000", value_parser = up_to::<u32>(0..=10_000_000))]
     pub simulate: u32,
     /// Flip points to print

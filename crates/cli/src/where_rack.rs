@@ -192,7 +192,7 @@ fn show(platform: &Platform, workload: &Workload, answer: &RackAnswer, seconds: 
 fn table(out: &mut String, answer: &RackAnswer) {
     let _ = writeln!(
         out,
-        "{:<4}{:>9}{:>10}{:>9}{:>7}  {:<28}{:>11}",
+        "{:<4}{:>9}{:>11}{:>9}{:>7}  {:<27}{:>11}",
         "NICs", "time", "goodput", "speed-up", "next", "busiest", "memory"
     );
     let mut above: Option<&RackRow> = None;
@@ -202,7 +202,7 @@ fn table(out: &mut String, answer: &RackAnswer) {
         let next = above.filter(|above| above.nics > 0).map(|above| 100.0 * (above.seconds / seconds - 1.0));
         let _ = writeln!(
             out,
-            "{:<4}{:>9}{:>10}{:>9}{:>7}  {:<28}{:>11}",
+            "{:<4}{:>9}{:>11}{:>9}{:>7}  {:<27}{:>11}",
             if *nics == 0 { "none".into() } else { nics.to_string() },
             time(seconds * 1e9),
             format!("{}B/s", rate(*bytes_per_s)),

@@ -224,6 +224,7 @@ fn compare_takes_the_users_records_and_trace() {
     let hits = ["--operations", "get-hit", "--links", "shm"];
     let table = succeeds(directory.path(), &[&args[..7], &["--no-html"], &hits].concat());
     assert!(table.contains("get-hit") || table.contains("Hash-table GET"), "{table}");
+    assert!(table.contains("keys.txt: not replayed"), "{table}");
 }
 
 #[test]

@@ -139,8 +139,8 @@ pub enum Error {
         /// How long it was waited for.
         after: Duration,
     },
-    /// The client ended before the call did.
-    #[error("the client was closed while the call was under way: connect again")]
+    /// The client ended before the call did, or before it began.
+    #[error("the client is closed: connect again")]
     Closed,
     /// An argument is out of range.
     #[error("{0}")]

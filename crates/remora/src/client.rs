@@ -83,7 +83,8 @@ impl ClientBuilder {
         self
     }
 
-    /// What lies between the client and its link: a trace, a packet capture, faults. By default nothing.
+    /// What lies between the client and its link: a trace, a packet capture, faults, as `remora_real::link` has them. By default
+    /// nothing.
     pub fn layers(mut self, layers: Layers) -> Self {
         self.layers = layers;
         self

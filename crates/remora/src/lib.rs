@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![warn(missing_debug_implementations)]
 
 mod address;
 mod asynchronous;
@@ -7,6 +8,7 @@ mod builtin;
 mod client;
 mod codec;
 mod data;
+mod debug;
 mod deployed;
 mod embeddings;
 mod host_ring;
@@ -39,7 +41,8 @@ pub use node::{Node, NodeBuilder};
 pub use numbers::{NumberCaller, Numbers, Sequencer, TakeNumbers};
 pub use pending::Pending;
 pub use remora_kernel::embed::{Element, EmbedTable, Reduction};
-pub use remora_kernel::{Placement, Status};
+pub use remora_kernel::shuffle::Partition;
+pub use remora_kernel::{ConsistencyParams, Limits, Placement, Predicate, Status, TraversalParams};
 pub use remora_real::{DeployToken, Deployers, Error, LinkKind, RemoteRegion, UdpPort};
 pub use remora_ring::{RingShape, ShapeError};
 pub use remora_service::{
@@ -50,9 +53,14 @@ pub use remora_store::hash::Table;
 pub use remora_store::kv::{Kv as KvPlace, KvShape, NotAPlace};
 pub use remora_store::list::List;
 pub use remora_store::memo::Memo;
-pub use remora_wasm::{DeployedModule, ModuleLimits};
+pub use remora_wasm::{DeployedModule, Isolation, ModuleLimits};
 pub use shared::Shared;
 pub use tree::Tree;
+
+/// What [`At::filter`] takes.
+pub mod filter {
+    pub use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, Group, RowPredicate, Source};
+}
 
 /// `Ok`, or an [`Error`] that says what was wrong, where, and what to do.
 pub type Result<T> = std::result::Result<T, Error>;

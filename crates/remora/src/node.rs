@@ -138,7 +138,8 @@ impl NodeBuilder {
         self
     }
 
-    /// What lies between the node and its links: a trace, a packet capture, faults. By default nothing.
+    /// What lies between the node and its links: a trace, a packet capture, faults, as `remora_real::link` has them. By default
+    /// nothing.
     pub fn layers(mut self, layers: Layers) -> Self {
         self.config.layers = layers;
         self

@@ -102,7 +102,7 @@ impl StoreBuilder {
     pub fn secret_file(self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let read = std::fs::read_to_string(path);
-        let text = read.map_err(|source| Error::System { what: "reading the clients' secret", source })?;
+        let text = read.map_err(|e| Error::Argument(format!("the clients' secret {}: {e}", path.display())))?;
         let secret = parse_secret(text.trim());
         let secret = secret.ok_or_else(|| Error::Argument(format!("{} has no secret of 64 digits", path.display())))?;
         Ok(self.secret(secret))
@@ -219,6 +219,9 @@ pub struct LocalCluster {
 impl LocalCluster {
     /// Starts `count` nodes, 1 to 64, that keep their logs below `dir`.
     pub fn start(count: u8, model: Model, dir: impl Into<PathBuf>) -> Result<Self> {
+        if count == 0 {
+            return Err(Error::Argument("a cluster has at least one node".into()).into());
+        }
         let addresses = free_loopbacks(count.into())?;
         let config =
             ClusterNodeConfig { model, ..ClusterNodeConfig::new(0, addresses, dir.into(), remora_real::entropy()?) };

@@ -139,7 +139,7 @@ fn a_node_that_goes_ends_calls() {
             let ended = client.at(place).get(&table, &[1, 0, 0, 0]).await;
             assert!(matches!(ended, Err(Error::Lost { .. })), "{ended:?}");
         }
-        let nobody = AsyncClient::connect("127.0.0.251").await.err().expect("an error");
+        let nobody = AsyncClient::connect("127.0.0.251").await.expect_err("nobody is there");
         assert!(matches!(nobody, Error::Unreachable(_)), "{nobody}");
     });
 }

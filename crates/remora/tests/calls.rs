@@ -1,11 +1,11 @@
 //! Typed calls of every built-in kernel, alone and many at once, and what failures say.
 
+use remora::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
 use remora::{
-    Caller, Client, Error, Filter, Filtered, Get, LinkKind, ModuleLimits, Node, Placement, Shuffle, Status, Traverse,
+    Caller, Client, Error, Filter, Filtered, Get, LinkKind, ModuleLimits, Node, Partition, Placement, Shuffle, Status,
+    TraversalParams, Traverse,
 };
-use remora_kernel::filter::{Column, ColumnType, FilterOutput, FilterParams, RowPredicate, Source};
-use remora_kernel::shuffle::Partition;
-use remora_kernel::{TraversalParams, crc64};
+use remora_kernel::crc64;
 
 /// What `Result` cannot be asked for otherwise.
 fn failure<T>(result: remora::Result<T>) -> Error {

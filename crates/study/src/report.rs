@@ -175,7 +175,8 @@ impl Report {
         let Setup { trace, trace_gets, trace_expected_misses, .. } = &self.setup;
         let file = trace.as_ref()?;
         let rows = self.rows.iter().filter(|row| row.operation == GET_TRACE);
-        let least = rows.map(|row| row.in_flight_1.verified + row.in_flight_64.verified).min().unwrap_or(0);
+        let least = rows.map(|row| row.in_flight_1.verified + row.in_flight_64.verified).min();
+        let Some(least) = least else { return Some(format!("{file}: not replayed, as get-trace was not measured")) };
         let (gets, misses) = (count(*trace_gets), count(*trace_expected_misses));
         let part = match least {
             least if least >= *trace_gets => "replayed whole in every place".to_string(),

@@ -390,9 +390,15 @@ fn line(platform: &Platform, answer: &Answer, options: &WhereOptions, runs: &[Co
         // What somebody printed or measured is not worth measuring again before what nobody did.
         let weak = |value: &&Contribution| matches!(value.status, SourceStatus::Estimate | SourceStatus::Literature);
         let measure = contributions.iter().find(weak).or(contributions.first());
-        let measure = measure.map_or("an open value", |value| &value.path);
+        let next = match measure {
+            Some(Contribution { path, status: SourceStatus::Measured, .. }) => {
+                format!("probe again on a quieter machine: most hangs on {path}")
+            }
+            Some(Contribution { path, .. }) => format!("measure {path}"),
+            None => "measure an open value".into(),
+        };
         return format!(
-            "cannot tell {} from {} on {}: {} is best at {:.0} % of what open values may be; measure {measure}",
+            "cannot tell {} from {} on {}: {} is best at {:.0} % of what open values may be; {next}",
             best.place,
             second.place,
             platform.name,
