@@ -85,8 +85,9 @@ pub struct Nic {
     /// The members of multicast groups.
     pub(crate) groups: Groups,
     active: VecDeque<u32>,
-    /// Those that have had their turn in the batch being filled, and have more.
+    /// Those that have had their turn in the batch being filled, and have more; and those whose peer is not the batch's.
     served: VecDeque<u32>,
+    passed: VecDeque<u32>,
     timers: Timers,
     rng: ChaCha12Rng,
     pub(crate) management: Management,
@@ -145,6 +146,7 @@ impl Nic {
             groups: Groups::default(),
             active: VecDeque::new(),
             served: VecDeque::new(),
+            passed: VecDeque::new(),
             timers: Timers::default(),
             rng,
             management,
@@ -525,12 +527,17 @@ impl Nic {
             qp.emit(&mut self.ctx, now, batch);
             qp.active = qp.has_work();
             if qp.active {
-                let behind = if batch.len() > before { &mut self.served } else { &mut self.active };
-                behind.push_back(qpn);
+                let queue = if batch.len() > before { &mut self.served } else { &mut self.passed };
+                queue.push_back(qpn);
             }
             self.timers.update(qp);
         }
-        // Behind those whose peer is another than the batch's: else who always has more would have the first turn of each.
+        // Who had a turn goes behind all, and who had none keeps the place before all: else a peer that always has more, by one
+        // queue pair or by many, would have the first turn of each batch.
+        if !self.passed.is_empty() {
+            self.passed.append(&mut self.active);
+            std::mem::swap(&mut self.passed, &mut self.active);
+        }
         self.active.append(&mut self.served);
         self.loop_multicast();
         !batch.is_empty() || queue_pairs_first && batch.route().is_none() && self.management.emit(batch)
