@@ -86,7 +86,9 @@ fn what_a_neighbour_does_before_the_measurement_is_not_counted() {
         let shown: Value = serde_json::from_str(&shown).expect("JSON");
         shown["rows"][0]["honest"]["ended_per_s"].as_f64().expect("a rate")
     };
-    let (short, long) = (rate("5ms"), rate("400ms"));
+    // Others have the cores now and then; what came before would be many times what comes in 5 ms, always.
+    let short = [rate("5ms"), rate("5ms"), rate("5ms")].into_iter().fold(f64::INFINITY, f64::min);
+    let long = rate("400ms").max(rate("400ms"));
     assert!(short < 8.0 * long, "{short} calls a second in 5 ms, {long} in 400");
 }
 
