@@ -35,7 +35,7 @@ mod tests {
     fn a_bound_program_is_what_it_was_and_ends_with_its_input() {
         let shell = installed("sh").expect("a shell is everywhere");
         let mut command = bound(&shell);
-        command.args(["-c", "echo \"$$ $1\"; cat; echo over; sleep 600", "sh", "a b"]).stdout(Stdio::piped());
+        command.args(["-c", "echo \"$$ $1\"; cat; echo over; exec sleep 600", "sh", "a b"]).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let mut said = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
         assert_eq!(said.next(), Some(format!("{} a b", child.id())), "it is the child itself");
