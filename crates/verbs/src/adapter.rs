@@ -87,8 +87,8 @@ static ADAPTER: AtomicPtr<Adapter> = AtomicPtr::new(std::ptr::null_mut());
 static OPENING: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// Held by this thread, which forks.
-    static AMID_FORK: Cell<Option<MutexGuard<'static, ()>>> = const { Cell::new(None) };
+    /// Held by this thread, which forks: what no other thread may be amid then.
+    static AMID_FORK: Cell<Option<(ucma::Still, MutexGuard<'static, ()>)>> = const { Cell::new(None) };
 }
 
 fn opening() -> MutexGuard<'static, ()> {
@@ -276,7 +276,7 @@ static START: extern "C" fn() = start;
 /// When the library is loaded: who only saw to forks when a device is opened might be amid that when another thread forks.
 extern "C" fn start() {
     extern "C" fn prepare() {
-        let _ = AMID_FORK.try_with(|amid| amid.set(Some(opening())));
+        let _ = AMID_FORK.try_with(|amid| amid.set(Some((ucma::still(), opening()))));
     }
     extern "C" fn parent() {
         let _ = AMID_FORK.try_with(Cell::take);
@@ -284,11 +284,14 @@ extern "C" fn start() {
     extern "C" fn child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         ADAPTER.store(std::ptr::null_mut(), Ordering::Release);
-        parent();
+        ucma::own();
+        if let Ok(Some((still, _opening))) = AMID_FORK.try_with(Cell::take) {
+            still.orphan();
+        }
     }
+    ucma::own();
     // SAFETY: the handlers live as long as the process, as this library is never unloaded.
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-    ucma::watch_forks();
 }
 
 /// For who holds [`OPENING`].

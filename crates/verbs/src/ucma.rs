@@ -20,4 +20,4 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use file::{DEVICE, is_channel, open, watch_forks};
+pub use file::{DEVICE, Still, is_channel, open, own, still};

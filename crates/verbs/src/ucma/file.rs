@@ -4,7 +4,6 @@
 //! bitmap. The functions stay as usable in signal handlers as the C library's are: they take no lock for others'
 //! descriptors.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::RawFd;
@@ -41,11 +40,6 @@ struct Ucma {
 /// waits longest would be handed, in a child, to a thread that it does not have.
 static UCMA: LazyLock<Mutex<Ucma>> = LazyLock::new(Mutex::default);
 
-thread_local! {
-    /// Taken by this thread, which forks: nobody else is amid anything with it, and the child finds it whole.
-    static AMID_FORK: Cell<Option<MutexGuard<'static, Ucma>>> = const { Cell::new(None) };
-}
-
 fn ucma() -> MutexGuard<'static, Ucma> {
     UCMA.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -63,23 +57,24 @@ fn ucma_soon() -> Option<MutexGuard<'static, Ucma>> {
     }
 }
 
-/// Sees to forks: to be called once, when the library is loaded.
-pub fn watch_forks() {
-    extern "C" fn prepare() {
-        let _ = AMID_FORK.try_with(|amid| amid.set(Some(ucma())));
+/// While this is, nobody is amid anything with identifiers: a process may fork, and its child finds them whole.
+pub struct Still(MutexGuard<'static, Ucma>);
+
+/// Waits until nobody is.
+pub fn still() -> Still {
+    Still(ucma())
+}
+
+impl Still {
+    /// In the child.
+    pub fn orphan(mut self) {
+        self.0.state.orphan();
     }
-    extern "C" fn parent() {
-        let _ = AMID_FORK.try_with(Cell::take);
-    }
-    extern "C" fn child() {
-        OWNER.store(std::process::id(), Ordering::Relaxed);
-        if let Ok(Some(mut ucma)) = AMID_FORK.try_with(Cell::take) {
-            ucma.state.orphan();
-        }
-    }
+}
+
+/// From now on channels are this process's.
+pub fn own() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
-    // SAFETY: the handlers live as long as the process, as this library is never unloaded.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
 /// A bit for each descriptor that is a channel.
